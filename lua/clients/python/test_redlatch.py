@@ -1,5 +1,6 @@
 """Tests of redlatch.py on private servers. The oracle is the server, read by a plain client."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -608,6 +609,136 @@ def test_waiter_without_the_right_to_subscribe_polls(server):
     finally:
         locks.close()
         server.client.acl_deluser("polls")
+
+PROGRAM = """
+import sys, threading, atexit, redis, redlatch
+locks = redlatch.Locks(redis.Redis(port=int(sys.argv[1]), socket_timeout=1, retry=None))
+def work():
+    with locks.mutex("program", ttl=1, timeout=0):
+        sys.stdin.readline()
+"""
+
+
+def run_program(server, text):
+    """Runs the text behind PROGRAM in a process of its own, which has the path of this client."""
+    command = [sys.executable, "-c", PROGRAM + text, str(server.port)]
+    return subprocess.Popen(
+        command, cwd=HERE, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def has_new_expiry(server, name, old):
+    """Whether the lock was renewed: its expiry by the server's clock has moved."""
+    left = server.client.pttl(f"lock:{name}")
+    return left > 0 and time.monotonic() + left / 1000 > old + 0.2
+
+
+def wait_renewals(server, name, count):
+    for _ in range(count):
+        old = time.monotonic() + server.client.pttl(f"lock:{name}") / 1000
+        assert wait_for(lambda old=old: has_new_expiry(server, name, old), 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["threading.Thread(target=work).start()", "import atexit; atexit.register(work)"],
+)
+def test_work_after_the_main_thread_is_renewed_and_released(server, text):
+    with run_program(server, text) as program:
+        assert wait_for(lambda: server.client.exists("lock:program"))
+        wait_renewals(server, "program", 4)
+        _, log = program.communicate("\n", timeout=20)
+    assert program.returncode == 0 and not log
+    assert not server.client.exists("lock:program")
+
+
+def test_lease_made_before_the_end_is_released_at_exit(server):
+    text = 'lease = locks.mutex("exit", timeout=0); atexit.register(lease.release)'
+    with run_program(server, text) as program:
+        _, log = program.communicate(timeout=20)
+    assert program.returncode == 0 and not log
+    assert server.client.exists("{lock:exit}:fence") and not server.client.exists("lock:exit")
+
+
+def test_process_whose_block_raised_has_released_when_it_ends(server):
+    text = 'with locks.mutex("raised", timeout=0): raise SystemExit(3)'
+    with run_program(server, text) as program:
+        assert program.wait(20) == 3
+    assert server.client.exists("{lock:raised}:fence")
+    assert not server.client.exists("lock:raised")
+
+
+def test_process_ends_while_the_server_hangs():
+    with Server() as server:
+        text = 'with locks.mutex("hang", timeout=0): sys.stdin.readline(); raise SystemExit(3)'
+        with run_program(server, text) as program:
+            assert wait_for(lambda: server.client.exists("lock:hang"))
+            os.kill(server.process.pid, signal.SIGSTOP)
+            begin = time.monotonic()
+            program.communicate("\n", timeout=40)
+            assert program.returncode == 3 and time.monotonic() - begin < 5
+            os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_forked_child_neither_releases_nor_uses_the_lease_of_its_parent(server, locks):
+    lease, (receiver, sender) = locks.mutex("fork", ttl=5, timeout=0), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            answers = [lease.is_valid, lease.renew(), lease.release()]
+            with contextlib.suppress(redlatch.LockError):
+                answers.append(locks.mutex("child", timeout=1))
+            own = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2))
+            answers.append(own.mutex("own", timeout=1).release())
+            os.write(sender, json.dumps(answers).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads(os.read(receiver, 100)) == [False, False, False, True]
+    assert server.client.get("lock:fork") == lease.attempt and lease.is_valid
+    assert lease.renew() and lease.release()
+
+
+def test_lease_without_references_is_released(server, locks):
+    locks.mutex("dropped", timeout=0)
+    assert wait_for(lambda: not server.client.exists("lock:dropped"), 5)
+
+
+def test_cancelled_task_leaves_no_lock(server, locks):
+    async def cancel(holder):
+        task = asyncio.create_task(asyncio.to_thread(locks.mutex, "task", ttl=3, timeout=20))
+        while not waiter_count(server, "task"):
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert holder.release()
+
+    asyncio.run(cancel(locks.mutex("task", ttl=30, timeout=0)))
+    assert wait_for(lambda: not server.client.exists("lock:task"), 5)
+    assert waiter_count(server, "task") == 0
+
+
+def test_installed_package_contains_the_scripts(server, tmp_path):
+    pytest.importorskip("setuptools", "70.1")  # older ones need the package `wheel` besides
+    here = tmp_path / "lua" / "clients" / "python"
+    here.mkdir(parents=True)
+    for file in [*LUA.glob("*.lua"), HERE / "redlatch.py", HERE / "pyproject.toml"]:
+        shutil.copy(file, tmp_path / "lua" / file.relative_to(LUA))
+    shutil.copy(HERE / "README.md", here)
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--target", tmp_path / "site"]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", *options, here]
+    subprocess.run(install, check=True)
+    shutil.rmtree(tmp_path / "lua")
+    path = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    text = PROGRAM + 'print(redlatch.__file__, locks.write("pip", timeout=0).release())'
+    command = [sys.executable, "-c", text, str(server.port)]
+    answer = subprocess.check_output(command, cwd=tmp_path, env=path, text=True)
+    assert answer.split() == [str(tmp_path / "site" / "redlatch.py"), "True"]
+
+
+def test_folder_without_scripts_is_refused_at_once(server, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        redlatch.Locks(redis.Redis(port=server.port), scripts=tmp_path)
 
 
 def check_topology(locks, exists):
