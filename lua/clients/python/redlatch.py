@@ -122,6 +122,14 @@ class Locks:
         with contextlib.suppress(Exception):
             self.client.publish(self._channel, "")  # wakes the thread that reads the subscription
 
+    def _drop_idle(self) -> None:
+        """Disconnects idle connections: where one has fallen silent, the others may have."""
+        nodes = self.client.get_nodes() if self._is_cluster else []
+        clients = [node.redis_connection for node in nodes] or [self.client]
+        for client in filter(None, clients):
+            with contextlib.suppress(TypeError):  # of a BlockingConnectionPool before redis-py 8
+                client.connection_pool.disconnect(inuse_connections=False)
+
     def send(self, script: str, keys: list, words: list):
         """Sends a script by its SHA1, or its source if the server does not know it."""
         script = self._scripts[script]
@@ -223,6 +231,7 @@ class Lease(contextlib.AbstractContextManager):
 
     def _within(self, limit: float, reply: futures.Future, verb: str):
         if not futures.wait([reply], max(0.0, limit)).done:
+            self.locks._drop_idle()
             text = f"lock {self.name!r}: {verb} was not answered within {limit:.3f} s"
             raise errors.TimeoutError(text)
         return reply.result()
