@@ -4,8 +4,10 @@ import { existsSync, readFileSync } from "node:fs";
 import { uptime } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 
-const SCRIPTS = new URL("../../", import.meta.url);
-const REQUEST_TIMEOUT = 5000; // a connection that answers nothing for this long is closed
+const HERE = new URL("./", import.meta.url); // has the scripts if it is a package
+const SCRIPTS = existsSync(new URL("mutex.lua", HERE)) ? HERE : new URL("../../", HERE);
+const REQUEST_TIMEOUT = 5000; // or a quarter of what is left of the lease, if that is less
+const TEST_TIMEOUT = 1000; // for a connection, and for the answers on the subscription
 const POLL = 100; // the pause of a waiter that cannot be notified
 const TOKEN_STEP = 5_000_000; // µs; each raise of min_token slows the next acquire of every lock
 const UPTIME_STEP = existsSync("/proc/uptime") ? 10 : 1000; // of os.uptime()
@@ -19,7 +21,9 @@ const ONCE = { enableOfflineQueue: false, maxRetriesPerRequest: 0, enableAutoPip
 const PLAIN = { keyPrefix: "", stringNumbers: false, lazyConnect: false, disableClientInfo: true };
 const retryStrategy = (times) => Math.min(times * 50, 1000);
 const reconnectOnError = (error) => error.message.includes("READONLY"); // from a demoted master
-const LIMITS = { socketTimeout: REQUEST_TIMEOUT, retryStrategy, reconnectOnError };
+const LISTENER = { retryStrategy: null, enableOfflineQueue: true };
+const WATCHED = { socketTimeout: TEST_TIMEOUT, connectTimeout: TEST_TIMEOUT };
+const LIMITS = { ...WATCHED, socketTimeout: REQUEST_TIMEOUT, retryStrategy, reconnectOnError };
 
 /** `code`: one of REFUSALS, or "timed_out", "lost", "closed", "unavailable", "bad_name". */
 export class LockError extends Error {
@@ -55,12 +59,15 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
   const lost = new AbortController();
   let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
-  let isOver, isUncertain, nap, released, timer;
+  let isOver, isUncertain, nap, released, timer, alarm;
 
   const fail = (code, text, cause) => new LockError(code, keys[0], text, cause);
-  const call = (...words) => client.send(script, keys, words).then((list) => list[0] ?? list);
-  const callRelease = (...rest) => call("release", ...head, "", client.minToken(), ...rest);
-  const isValid = () => !isOver && elapsed() < ttl * 0.99 - 2; // 1 % for drift, 2 ms for rounding
+  const call = (limit, ...words) =>
+    client.send(script, keys, words, limit).then((list) => list[0] ?? list);
+  const callRelease = (...rest) =>
+    call(ttl / 4, "release", ...head, "", client.minToken(), ...rest);
+  const left = () => ttl * 0.99 - 2 - elapsed(); // 1 % for drift, 2 ms for rounding
+  const isValid = () => !isOver && left() > 0;
   const renew = () => prolong("renew");
   const downgrade = () => prolong("downgrade", client.minToken());
   const release = () => (released ??= isValid() ? giveBack() : renew()); // false: it was lost
@@ -73,7 +80,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       nap = new AbortController();
       const sent = stopwatch(); // a lease counts from before its request left
       const words = [queuedAt, "", ttl, client.minToken(), ...queue]; // "": no proposal
-      const answer = await call(acquire, ...head, ...words).catch((error) => {
+      const answer = await call(ttl / 4, acquire, ...head, ...words).catch((error) => {
         isUncertain = true; // it may have run, and may yet run
         const isFinal = error.name === "ReplyError" && !TRANSIENT.test(error.message);
         if (!claim || isFinal || client.isClosed) throw fail("unavailable", error.message, error);
@@ -83,7 +90,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       if (!Array.isArray(answer)) {
         [lease.token, elapsed] = [answer, sent];
         if (!isValid()) throw fail("timed_out", "granted after its deadline");
-        timer = setInterval(() => renew().catch(client.onError), clip(ttl * 0.33));
+        keep();
+        watch();
         return lease;
       }
       if (!claim) return null;
@@ -94,10 +102,23 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     }
   }
 
+  /** Renews a third of the TTL after the last request left; soon if that was not answered. */
+  function keep() {
+    const pause = Math.max(ttl / 3 - elapsed(), Math.min(ttl / 30, 1000));
+    const again = () => !isOver && keep();
+    timer = setTimeout(() => renew().catch(client.onError).then(again), clip(pause));
+  }
+
+  /** Reports the loss at the deadline, also while a renewal hangs. */
+  function watch() {
+    if (isValid()) alarm = setTimeout(watch, clip(left() + 1));
+    else renew();
+  }
+
   async function prolong(verb, ...minToken) {
     if (verb === "downgrade" && kind !== "write") throw new TypeError("not a write lock");
     const sent = stopwatch();
-    const answer = isValid() ? await call(verb, ...head, ttl, ...minToken) : 0;
+    const answer = isValid() ? await call(left() / 4, verb, ...head, ttl, ...minToken) : 0;
     if (answer > 0 && isValid()) {
       client.minToken(answer);
       if (sent() < elapsed()) elapsed = sent;
@@ -119,7 +140,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   /** Ends the attempt, and releases until answered. `isPlain`: no late request can be granted. */
   async function end(isPlain) {
     isOver = true;
-    clearInterval(timer);
+    clearTimeout(timer);
+    clearTimeout(alarm);
     setTimeout(() => client.attempts.delete(id), queuedAt ? 60_000 : 0).unref(); // see `notify`
     const mayHold = lease.token !== undefined || queuedAt || isUncertain;
     const until = performance.now() + (mayHold ? Math.max(ttl, claim) : 0); // nothing is left then
@@ -170,6 +192,8 @@ export class Redlatch {
   /** Connects with the options of `redis`: a `Redis`, also with Sentinel, or a `Cluster`. */
   constructor(redis, { prefix = "lock:", scripts = SCRIPTS, onError = () => {} } = {}) {
     const { isCluster = false, options } = redis;
+    if (options.keyPrefix || options.redisOptions?.keyPrefix)
+      throw new TypeError("ioredis must have no keyPrefix: use the option `prefix` of Redlatch");
     const own = { ...ONCE, ...PLAIN, ...LIMITS, enableReadyCheck: Boolean(options.sentinels) };
     const redisOptions = { ...options.redisOptions, ...own };
     const cluster = { ...own, enableOfflineQueue: true, scaleReads: "master", redisOptions };
@@ -193,10 +217,27 @@ export class Redlatch {
   }
 
   /** Sends a script, by SHA1 or source. `words`: a verb, those of each lock, those of the call. */
-  async send(script, keys, words) {
+  async send(script, keys, words, limit = Infinity) {
     const read = () => readFileSync(new URL(`${script}.lua`, this.scripts), "utf8");
     if (!(script in this.#redis)) this.#redis.defineCommand(script, { lua: read() });
-    return this.#redis[script](keys.length, ...keys, ...words);
+    const ms = Math.max(1, Math.min(limit, REQUEST_TIMEOUT));
+    let timer;
+    const late = new Promise((_, reject) => {
+      const error = new Error(`${words[0]} was not answered within ${Math.round(ms)} ms`);
+      timer = setTimeout(() => reject(error, this.#replaceSilent()), ms);
+    });
+    const reply = this.#redis[script](keys.length, ...keys, ...words);
+    return Promise.race([reply, late]).finally(() => clearTimeout(timer));
+  }
+
+  #nodes() {
+    return this.isCluster ? this.#redis.nodes("master") : [this.#redis];
+  }
+
+  /** Closes connections with unanswered requests: ioredis opens new ones. */
+  #replaceSilent() {
+    const silent = this.#nodes().filter(({ commandQueue }) => commandQueue.length > 0);
+    for (const { stream } of silent) stream?.destroy();
   }
 
   /** The min_token: the largest server time and, with failovers, what has passed; in steps. */
@@ -229,12 +270,12 @@ export class Redlatch {
     const notify = (id) => this.attempts.get(id)?.notify();
     while (!this.isClosed) {
       await sleep(50);
-      const nodes = this.isCluster ? this.#redis.nodes("master") : [this.#redis];
+      const nodes = this.#nodes();
       const node = nodes.at(Math.random() * nodes.length);
       const time = await node?.time().catch(() => undefined);
       if (!time || this.isClosed) continue; // not connected
       this.minToken(time[0] * 1e6 + Number(time[1]));
-      const subscriber = node.duplicate({ retryStrategy: null, enableOfflineQueue: true });
+      const subscriber = node.duplicate({ ...LISTENER, ...WATCHED });
       const ping = setInterval(() => subscriber.ping().catch(() => {}), 5_000);
       subscriber.on("error", this.onError);
       subscriber.on("message", (_, text) => text.split(" ", 1)[0].split(",").forEach(notify));
@@ -242,6 +283,7 @@ export class Redlatch {
       this.#subscriber = subscriber;
       await new Promise((resolve) => subscriber.on("end", resolve));
       clearInterval(ping);
+      this.#subscriber = undefined; // each further disconnect() would add a listener
       this.isSubscribed = false;
     }
   }
