@@ -306,7 +306,7 @@ if is_acquire then
       local ends, field = clock[1] * 1000 + math.floor(clock[2] / 1000) + ttl_ms, 'read:' .. owner
       stored = try('HSET', lock, field, ends .. ' ' .. attempt, 'readers', state[2] + 1)
       if stored == 1 and pttl < ttl_ms + 0 then
-        stored = try('PEXPIREAT', lock, ends)
+        stored = try('PEXPIRE', lock, ttl_ms)
         if stored ~= 1 then
           redis.call('HDEL', lock, field)
           redis.call('HSET', lock, 'readers', state[2])
@@ -602,7 +602,7 @@ local function renew(lock, call)
   end
   if ends < until_then then
     redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
-    if lock.pttl < ttl then redis.call('PEXPIREAT', lock.key, until_then) end
+    if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
     redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
   end
   return call.time
@@ -839,12 +839,13 @@ end
 
 -- Before a hold is written: makes the key last until its end. This comes before all other writes
 -- of a grant, since it may be refused: a lock must not stay without a TTL, nor a waiter be notified
--- of a hold that is not written.
+-- of a hold that is not written. Not PEXPIREAT: if the server is stopped for longer than a lease in
+-- the middle of this script, that deletes the key, and the hold is written to one without a TTL.
 local function reserve(lock, ends, call)
   redis.call('HSET', lock.key, 'mode', 'several')
   lock.is_new = lock.is_new or lock.pttl == -2
   if lock.pttl < ends - call.now then
-    local kept = redis.pcall('PEXPIREAT', lock.key, ends)
+    local kept = redis.pcall('PEXPIRE', lock.key, ends - call.now)
     if type(kept) == 'table' then
       if lock.pttl == -2 then redis.call('DEL', lock.key) end
       error(kept)

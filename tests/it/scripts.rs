@@ -6,6 +6,7 @@ mod client;
 mod full_server;
 mod memory;
 mod missing_rights;
+mod paused;
 mod queues;
 mod rwlock;
 mod subscriber;
