@@ -54,7 +54,8 @@
 --   max_depth     1 to 1024: how many holds the owner may have; default: 255
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
---   tokens        1 to 1000: how many tokens to reserve; default: 1. In a release: as in acquire
+--   tokens        1 to 1000: how many tokens to reserve; default: 1; a nested hold reserves none.
+--                 In a release: as in acquire
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
@@ -82,7 +83,7 @@
 --   any      -1             refused: the attempt was ended, or comes too late
 --            -2             refused: the key holds something else; force: or Redisson has a hold;
 --                           for renew: lost
---            -3             refused: the key has no TTL
+--            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed
 --            -10            not served, and nothing was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
@@ -707,9 +708,9 @@ end
 -- A renewal of a lock that another owner holds, or none.
 local function refuse_renewal(lock, attempt, owner)
   if not is_attempt(attempt) or not is_owner(owner) then return -5 end
-  local mode = unless_wrong_type(redis.pcall('HGET', lock, 'mode'))
-  if mode == nil then return -2 end
-  return redis.call('EXISTS', lock) == 1 and not token_of(lock, mode) and -2 or 0
+  local held = unless_wrong_type(redis.pcall('HMGET', lock, 'mode')) -- an error without that right
+  if not held then return -2 end
+  return redis.call('EXISTS', lock) == 1 and not token_of(lock, held[1]) and -2 or 0
 end
 
 local function inspect(lock, queue, fence, call)

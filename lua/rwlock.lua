@@ -76,7 +76,8 @@
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
 --   max_readers   1 to 100000: how many may read, or wait; default: 10000
---   tokens        1 to 1000: how many tokens to reserve; default: 1. In a release: as in write
+--   tokens        1 to 1000: how many tokens to reserve; default: 1; a nested hold reserves none.
+--                 In a release: as in write
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
@@ -119,7 +120,8 @@
 --                           these, counted from 1, have no place or may enter: send read for them
 --   any      -1             refused: the attempt was ended, or comes too late, or was downgraded
 --            -2             refused: the key holds something else; for renew and downgrade: lost
---            -3             refused: the key has no TTL; for renew, release and downgrade: -2
+--            -3             refused: the key has no TTL; for renew, release and downgrade: -2, but
+--                           a hold that is alone is released
 --            -5             refused: a word is malformed
 --            -10            not served, and nothing was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted. wait: send read for all
@@ -840,12 +842,13 @@ end
 -- Before a hold is written: makes the key last until its end. This comes before all other writes
 -- of a grant, since it may be refused: a lock must not stay without a TTL, nor a waiter be notified
 -- of a hold that is not written. Not PEXPIREAT: if the server is stopped for longer than a lease in
--- the middle of this script, that deletes the key, and the hold is written to one without a TTL.
+-- the middle of this script, that deletes the key, and the hold is written to one without a TTL. On
+-- Redis 6.2 the key must last until the script has ended, at least 10 ms; the hold has its own end.
 local function reserve(lock, ends, call)
   redis.call('HSET', lock.key, 'mode', 'several')
   lock.is_new = lock.is_new or lock.pttl == -2
   if lock.pttl < ends - call.now then
-    local kept = redis.pcall('PEXPIRE', lock.key, ends - call.now)
+    local kept = redis.pcall('PEXPIRE', lock.key, math.max(ends - call.now, 10))
     if type(kept) == 'table' then
       if lock.pttl == -2 then redis.call('DEL', lock.key) end
       error(kept)
@@ -970,10 +973,10 @@ end
 local function admit_readers(lock, latest, call)
   local size, is_admitted = lock.readers > 512 and 16 or 128, false
   while not is_admitted do
-    lock.batches = lock.batches + 1
     local entries = unless_wrong_type(redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest,
       'WITHSCORES', 'LIMIT', 0, size))
     if not entries or not entries[1] then return false end
+    lock.batches = lock.batches + 1
     lock.is_unfinished = lock.is_unfinished or lock.batches > 2
     if lock.batches > 2 then return false end
     call.work = call.work + 2 * #entries

@@ -210,7 +210,7 @@ impl Batcher {
         sent_flag.set();
         let sent = Moment::now();
         let BatchQueue { connection, last_reply, .. } = &*self.shared;
-        let sending = pin!(send_calls(connection, std::slice::from_ref(request)));
+        let sending = pin!(send_calls(connection, std::slice::from_ref(request), last_reply));
         let replies = last_reply.unless_silent(self.limit, sending).await;
         let reply = replies.and_then(|mut replies| replies.pop()).unwrap_or_else(|| Err(too_slow()));
         reply.map(|value| TimedReply { value, sent })
@@ -240,7 +240,7 @@ impl Batcher {
         requests: &[PreparedCall],
         limit: Duration,
     ) -> Vec<Result<Value, RedisError>> {
-        send_calls(&self.connection(limit.min(self.limit)), requests).await
+        send_calls(&self.connection(limit.min(self.limit)), requests, &self.shared.last_reply).await
     }
 }
 
@@ -356,12 +356,13 @@ async fn send_batch(
         waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
     let sent = Moment::now();
     let replies = {
-        let sending = pin!(send_calls(connection, &requests));
+        let sending = pin!(send_calls(connection, &requests, last_reply));
         last_reply.unless_silent(limit, sending).await
     };
     let replies = replies.unwrap_or_else(|| vec![Err(too_slow()); callers.len()]);
+    // Another lock's error may come before it.
     let failure =
-        replies.iter().find_map(|reply| reply.as_ref().err()).filter(|error| is_broken(error)).cloned();
+        replies.iter().filter_map(|reply| reply.as_ref().err()).find(|error| is_broken(error)).cloned();
     for (caller, reply) in callers.into_iter().zip(replies) {
         // If the caller disconnected, its attempt is undone elsewhere.
         let _disconnected = caller.send(reply.map(|value| TimedReply { value, sent }));

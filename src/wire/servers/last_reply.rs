@@ -32,7 +32,7 @@ impl LastReply {
         LastReply { start: Instant::now(), after: AtomicU64::new(0), failure: SetOnce::new() }
     }
 
-    fn note(&self) {
+    pub(super) fn note(&self) {
         let after = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.after.fetch_max(after, Ordering::Relaxed);
     }

@@ -7,6 +7,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 
 use super::super::request::{Batch, PreparedCall};
+use super::last_reply::LastReply;
 use crate::clock::Moment;
 use crate::measure;
 
@@ -31,10 +32,12 @@ impl SentFlag {
     }
 }
 
-/// Sends requests together, combined where they may be, until each is answered.
+/// Sends requests together, combined where they may be, until each is answered. Those that a server
+/// did not serve go out in a further round; each round shows that the server is not silent.
 pub(super) async fn send_calls(
     connection: &MultiplexedConnection,
     requests: &[PreparedCall],
+    last_reply: &LastReply,
 ) -> Vec<Result<Value, RedisError>> {
     let mut batch = Batch::new(requests);
     loop {
@@ -42,7 +45,11 @@ pub(super) async fn send_calls(
         if commands.is_empty() {
             return batch.replies();
         }
-        batch.record(pipeline(connection.clone(), commands).await);
+        let replies = pipeline(connection.clone(), commands).await;
+        if replies.iter().any(Result::is_ok) {
+            last_reply.note();
+        }
+        batch.record(replies);
     }
 }
 

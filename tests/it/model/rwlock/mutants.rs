@@ -127,7 +127,7 @@ pub const ALL: &[Mutant] = &[
     ),
     mutant(
         "a poll leaves dead waiters in the queue",
-        "if place < 2^52 and not (attempt and is_alive(queue, attempt, place, claim_ms, time)) then",
+        "if place < 2^52 and not (waiter and is_alive(queue, waiter, place, claim_ms, call.time)) then",
         "if false then",
     ),
     mutant(
