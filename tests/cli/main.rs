@@ -10,6 +10,7 @@ mod run_loss;
 mod run_messages;
 mod run_processes;
 mod run_signals;
+mod run_watchdog;
 mod show;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]

@@ -26,6 +26,7 @@ async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_
     assert_eq!(ended.code, 75, "{ended:?}");
     assert!(ended.stderr.contains("could not be renewed"), "{ended:?}");
     let (_, after) = ended.stdout.split_once("term\n").expect("it got TERM before KILL");
+    assert!(!after.contains("term"), "a second TERM ends the clean-up of many programs: {ended:?}");
     let last = after.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
     let ran = last.expect("it ran on").saturating_sub(paused);
     // The promise itself: no stall of the machine excuses a command that outlasts its lease.

@@ -44,7 +44,11 @@ pub(crate) async fn run(
 ) -> Result<CommandExit, Failure> {
     // A shell that executes this program may have started them.
     let children = proc::children();
-    let mut watchdog = Watchdog::start(grace).map_err(Failure::os("start the watchdog"))?;
+    let mut watchdog = tokio::select! {
+        biased;
+        signal = signals.forwarded() => return Ok(CommandExit { code: interrupted(signal), is_lost: false }),
+        started = Watchdog::start(grace) => started.map_err(Failure::os("start the watchdog"))?,
+    };
     let id = processes::new_id();
     let variables: Vec<_> = variables.iter().cloned().chain([processes::variable(&id)]).collect();
     let gate = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
@@ -82,6 +86,7 @@ pub(crate) async fn run(
         processes,
         foreground,
         watchdog,
+        is_guarded: true,
         grace,
         deadline,
         kill_at: None,
@@ -103,6 +108,8 @@ struct Command {
     processes: Processes,
     foreground: Foreground,
     watchdog: Watchdog,
+    /// The last attempt to start another watchdog, if any, has not failed.
+    is_guarded: bool,
     grace: Grace,
     /// As last seen: a lease that has ended has none.
     deadline: Deadline,
@@ -182,9 +189,13 @@ impl Command {
                     {
                         return Ok(());
                     }
-                    if let Err(error) = self.watchdog.check() {
+                    let checked = self.watchdog.check();
+                    if let Err(error) = &checked
+                        && self.is_guarded
+                    {
                         say(&format!("the watchdog was killed, and another one cannot be started: {error}"));
                     }
+                    self.is_guarded = checked.is_ok();
                     self.processes.watchdog = Some(self.watchdog.pid());
                     self.processes.reap_orphans();
                     if let ChildState::Stopped(by) = state {

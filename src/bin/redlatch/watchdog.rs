@@ -9,11 +9,11 @@ use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, setsid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setsid, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::deadline::{Deadline, Grace};
@@ -23,6 +23,9 @@ use crate::signals::Signals;
 
 /// The first argument of the copy; the grace follows, in milliseconds.
 pub(crate) const ROLE: &str = "__watchdog";
+
+/// How long a copy may take to start.
+const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the copy may take to end.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -45,32 +48,53 @@ pub(crate) fn machine_nanos() -> u64 {
 
 /// The watchdog, as `run` sees it.
 pub(crate) struct Watchdog {
-    copy: Child,
-    pipe: Option<ChildStdin>,
+    copy: CopyProcess,
     grace: Grace,
     /// What another copy has to know if this one is killed.
     command: Option<String>,
     deadline: Option<Deadline>,
+    is_stopping: bool,
     /// A copy has ended the command.
     has_acted: bool,
 }
 
+/// A copy that has not been reaped.
+struct CopyProcess {
+    child: Child,
+    pipe: Option<ChildStdin>,
+    /// Where it says that no signal for the group of `run` reaches it any more; `None` once it has.
+    ready: Option<ChildStdout>,
+    start: Instant,
+}
+
 impl Watchdog {
-    pub(crate) fn start(grace: Grace) -> io::Result<Watchdog> {
-        let (copy, pipe) = launch(grace)?;
-        Ok(Watchdog { copy, pipe: Some(pipe), grace, command: None, deadline: None, has_acted: false })
+    /// Starts the copy, and waits until it is ready.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a copy that is not ready is killed.
+    pub(crate) async fn start(grace: Grace) -> io::Result<Watchdog> {
+        let copy = CopyProcess::launch(grace)?;
+        let (command, deadline) = (None, None);
+        let mut watchdog = Watchdog { copy, grace, command, deadline, is_stopping: false, has_acted: false };
+        while !watchdog.copy.is_ready()? {
+            if watchdog.copy.child.try_wait()?.is_some() || watchdog.copy.start.elapsed() > START_LIMIT {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(watchdog)
     }
 
     /// Names the processes to end. Not as an argument of the copy: other users could read the id of
     /// the `run`, and give it to processes of their own.
     pub(crate) fn guard(&mut self, processes: &Processes) {
         let line = format!("command {}\n", processes.to_words());
-        self.send(&line);
+        self.copy.send(&line);
         self.command = Some(line);
     }
 
     pub(crate) fn pid(&self) -> Pid {
-        Pid::from_child(&self.copy)
+        Pid::from_child(&self.copy.child)
     }
 
     /// Names the times of TERM and KILL.
@@ -81,25 +105,34 @@ impl Watchdog {
         let (here, now) = (Instant::now(), machine_nanos());
         let nanos = |at: Instant| now.saturating_add(nanos(at.saturating_duration_since(here)));
         let (term, kill) = (nanos(deadline.term_at()), nanos(deadline.kill_at()));
-        self.send(&format!("until {term} {kill}\n"));
+        self.copy.send(&format!("until {term} {kill}\n"));
     }
 
     /// Says that `run` has sent TERM, so that the group does not get another one.
     pub(crate) fn note_stop(&mut self) {
-        self.send("stopping\n");
+        self.is_stopping = true;
+        self.copy.send("stopping\n");
     }
 
-    /// Starts another copy if this one was killed.
+    /// Starts another copy if this one was killed or stopped, or is not ready for too long. It does
+    /// not wait for the other one: the lease may end meanwhile.
     pub(crate) fn check(&mut self) -> io::Result<()> {
-        let Some(status) = self.copy.try_wait()? else { return Ok(()) };
+        let is_late = !self.copy.is_ready().unwrap_or(false) && self.copy.start.elapsed() > START_LIMIT;
+        if is_late || self.copy.is_stopped() {
+            // One that resumes later has missed what it was to know.
+            self.copy.child.kill()?;
+        }
+        let Some(status) = self.copy.child.try_wait()? else { return Ok(()) };
         self.has_acted |= has_acted(status);
         if self.has_acted {
             return Ok(());
         }
-        let (copy, pipe) = launch(self.grace)?;
-        (self.copy, self.pipe) = (copy, Some(pipe));
-        if let Some(line) = self.command.clone() {
-            self.send(&line);
+        self.copy = CopyProcess::launch(self.grace)?;
+        if self.is_stopping {
+            self.note_stop();
+        }
+        if let Some(line) = &self.command {
+            self.copy.send(line);
         }
         if let Some(deadline) = self.deadline.take() {
             self.follow(deadline);
@@ -110,50 +143,83 @@ impl Watchdog {
     /// Ends the watchdog, since the command has ended. Returns whether the watchdog has ended it.
     /// Call it before the command is reaped: its number may then belong to another process.
     pub(crate) fn end(mut self) -> bool {
-        self.send("done\n");
-        self.pipe = None;
-        self.has_acted || self.wait().is_ok_and(has_acted)
+        self.copy.send("done\n");
+        self.copy.pipe = None;
+        self.has_acted || self.copy.wait().is_ok_and(has_acted)
+    }
+}
+
+impl CopyProcess {
+    fn launch(grace: Grace) -> io::Result<CopyProcess> {
+        let mut command = Command::new(program()?);
+        // Neither name is that of this program: `pkill redlatch` is to leave the watchdog alive.
+        command.arg0("lock-watchdog").arg(ROLE).arg(grace.span.as_millis().to_string());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (pipe, ready) = (child.stdin.take(), child.stdout.take());
+        let copy = CopyProcess { child, pipe, ready, start: Instant::now() };
+        let (Some(pipe), Some(ready)) = (&copy.pipe, &copy.ready) else {
+            return Err(io::Error::other("a pipe is missing"));
+        };
+        rustix::io::ioctl_fionbio(pipe, true)?;
+        rustix::io::ioctl_fionbio(ready, true)?;
+        Ok(copy)
     }
 
-    /// Waits for the copy, which usually ends at once. One that is stopped does not, and the lease
-    /// would be renewed for ever, so it is killed after a while.
+    fn is_ready(&mut self) -> io::Result<bool> {
+        let Some(ready) = &mut self.ready else { return Ok(true) };
+        match ready.read(&mut [0]) {
+            Ok(1..) => self.ready = None,
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// Whether it was stopped since the last time.
+    fn is_stopped(&self) -> bool {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        waitid(WaitId::Pid(Pid::from_child(&self.child)), options).is_ok_and(|status| status.is_some())
+    }
+
+    /// Waits for its end, which usually comes at once. One that is stopped does not end, and the
+    /// lease would be renewed for ever, so it is killed after a while.
     fn wait(&mut self) -> io::Result<ExitStatus> {
         let start = Instant::now();
         while start.elapsed() < LIMIT {
-            if let Some(status) = self.copy.try_wait()? {
+            if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.copy.kill()?;
-        self.copy.wait()
+        self.child.kill()?;
+        self.child.wait()
     }
 
     fn send(&mut self, line: &str) {
-        // If the copy was killed, `check` starts another one. If it is stopped, its pipe may be
-        // full: a lost deadline makes it end the command early.
-        if let Some(pipe) = &mut self.pipe {
-            let _ = pipe.write_all(line.as_bytes());
+        let Some(pipe) = &mut self.pipe else { return };
+        // A line is shorter than what the system writes at once or not at all. If the copy was
+        // killed, `check` starts another one. If its pipe is full, it has not read for long.
+        if let Err(error) = pipe.write_all(line.as_bytes())
+            && error.kind() == io::ErrorKind::WouldBlock
+        {
+            let _ = self.child.kill();
+        }
+    }
+}
+
+/// A copy that has not said that it has ended is killed: nothing is left to be guarded.
+impl Drop for CopyProcess {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
         }
     }
 }
 
 fn has_acted(status: ExitStatus) -> bool {
     status.code() == Some(LOST.into())
-}
-
-/// Starts the copy, and waits until no signal for this process's group reaches it.
-fn launch(grace: Grace) -> io::Result<(Child, ChildStdin)> {
-    let mut command = Command::new(program()?);
-    // Neither name is that of this program: `pkill redlatch` is to leave the watchdog alive.
-    command.arg0("lock-watchdog").arg(ROLE).arg(grace.span.as_millis().to_string());
-    let mut copy = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let (Some(pipe), Some(mut ready)) = (copy.stdin.take(), copy.stdout.take()) else {
-        return Err(io::Error::other("a pipe is missing"));
-    };
-    ready.read_exact(&mut [0])?;
-    rustix::io::ioctl_fionbio(&pipe, true)?;
-    Ok((copy, pipe))
 }
 
 /// The copy.
@@ -192,7 +258,10 @@ fn watch(grace: u64) -> io::Result<bool> {
     let (mut orders, mut text) = (Orders::default(), String::new());
     let (mut kill_at, mut has_acted): (Option<u64>, bool) = (None, false);
     loop {
+        // First the time, then the orders: a copy that is stopped here and resumes later does not
+        // act at a time that newer orders have moved.
         let now = machine_nanos();
+        while !orders.is_closed && orders.read(&mut text, Duration::ZERO)? {}
         let Orders { term_at, kill_at: deadline, is_stopping, is_done, is_closed, .. } = orders;
         let Some(command) = orders.command.as_mut().filter(|_| !is_done) else {
             if is_closed {
@@ -241,12 +310,12 @@ fn nanos(span: Duration) -> u64 {
 }
 
 impl Orders {
-    /// Reads what arrives within the limit.
-    fn read(&mut self, text: &mut String, limit: Duration) -> io::Result<()> {
+    /// Reads what arrives within the limit. Returns whether something did.
+    fn read(&mut self, text: &mut String, limit: Duration) -> io::Result<bool> {
         let stdin = io::stdin();
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&limit)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(()),
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
             other => other?,
         };
         let mut bytes = [0; 512];
@@ -266,6 +335,6 @@ impl Orders {
             }
             *text = rest.to_owned();
         }
-        Ok(())
+        Ok(true)
     }
 }

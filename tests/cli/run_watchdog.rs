@@ -1,0 +1,186 @@
+//! `redlatch run` whose watchdog is stopped or killed, also while it starts.
+
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::program::{RunningProgram, is_alive, is_held, on, pid, watchdog_of};
+use crate::support::{LONGEST_WAIT, Server, Stopwatch, eventually, queued};
+
+/// Ignores TERM. Prints its process id.
+const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.05; done";
+
+/// Whether a watchdog has left the session of its `run`: then it is ready, or almost so.
+fn has_session(watchdog: Pid) -> bool {
+    let stat =
+        std::fs::read_to_string(format!("/proc/{}/stat", watchdog.as_raw_nonzero())).unwrap_or_default();
+    let session = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(3)?.parse::<i32>().ok());
+    session == Some(watchdog.as_raw_nonzero().get())
+}
+
+/// Stops the next watchdog of a `run` while it starts. `None`: it was ready before.
+async fn stop_next(run: Pid, before: Option<Pid>) -> Option<Pid> {
+    let stop = move || {
+        let start = std::time::Instant::now();
+        let next = loop {
+            match watchdog_of(run).filter(|next| Some(*next) != before) {
+                Some(next) => break next,
+                None => assert!(start.elapsed() < LONGEST_WAIT, "no watchdog"),
+            }
+        };
+        let _ = kill_process(next, Signal::STOP);
+        (!has_session(next)).then_some(next)
+    };
+    tokio::task::spawn_blocking(stop).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_a_run_whose_watchdog_does_not_start() {
+    let server = Server::start().await;
+    let watch = Stopwatch::start();
+    loop {
+        let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
+        let stopped = stop_next(running.pid(), None).await;
+        running.signal(Signal::TERM);
+        let ended = running.end().await;
+        is_held(&server, "job", false).await;
+        if let Some(watchdog) = stopped {
+            assert_eq!((ended.code, ended.stdout.as_str()), (128 + 15, ""), "{ended:?}");
+            assert!(!is_alive(watchdog));
+            return;
+        }
+        assert!(watch.elapsed() < LONGEST_WAIT, "each watchdog was ready before");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_ends_before_its_lease_although_no_watchdog_starts() {
+    let server = Server::start().await;
+    let script = "trap '' TERM; echo in; while :; do date +%s%N; sleep 0.02; done";
+    let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    let (run, watch) = (running.pid(), Stopwatch::start());
+    loop {
+        eventually("a watchdog", || async { watchdog_of(run).is_some_and(has_session) }).await;
+        let watchdog = watchdog_of(run).unwrap();
+        kill_process(watchdog, Signal::KILL).unwrap();
+        if stop_next(run, Some(watchdog)).await.is_some() {
+            break;
+        }
+        assert!(watch.elapsed() < LONGEST_WAIT, "each watchdog was ready before");
+    }
+    server.pause();
+    let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let ended = running.end().await;
+    server.resume();
+    assert_eq!(ended.code, 75, "{ended:?}");
+    let last = ended.stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
+    let ran = last.expect("it ran on").saturating_sub(paused);
+    assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchdog_killed_during_the_grace_changes_nothing() {
+    let server = Server::start().await;
+    let script = "trap 'echo term' TERM; echo in; while :; do date +%s%N; sleep 0.02; done";
+    let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    server.pause();
+    let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    while running.line().await != "term" {}
+    let watchdog = watchdog_of(running.pid()).unwrap();
+    kill_process(watchdog, Signal::KILL).unwrap();
+    let ended = running.end().await;
+    server.resume();
+    assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(!ended.stdout.contains("term"), "another watchdog sent TERM again: {ended:?}");
+    let last = ended.stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
+    let ran = last.expect("it ran on").saturating_sub(paused);
+    assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_are_stopped_and_one_of_them_resumes() {
+    let server = Server::start().await;
+    for is_run in [false, true] {
+        let words = ["run", "--ttl", "2s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+        let mut running = RunningProgram::start(on(&server, &words));
+        let (run, command) = (running.pid(), pid(&running.line().await));
+        let watchdog = watchdog_of(run).unwrap();
+        // In this order, or `run` replaces the watchdog.
+        running.signal(Signal::STOP);
+        kill_process(watchdog, Signal::STOP).unwrap();
+        is_held(&server, "job", false).await;
+        kill_process(if is_run { run } else { watchdog }, Signal::CONT).unwrap();
+        eventually("the command has ended", || async { !is_alive(command) }).await;
+        running.signal(Signal::CONT);
+        assert_eq!(running.end().await.code, 75);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watchdog_that_was_stopped_does_not_end_a_renewed_command() {
+    let server = Server::start().await;
+    let script = "echo in; sleep 8; echo done";
+    let words = ["run", "--ttl", "6s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    let watchdog = watchdog_of(running.pid()).unwrap();
+    kill_process(watchdog, Signal::STOP).unwrap();
+    // What it knew of the lease is over by then.
+    tokio::time::sleep(Duration::from_millis(6500)).await;
+    let _ = kill_process(watchdog, Signal::CONT);
+    let ended = running.end().await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (0, "done\n"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_watchdog_knows_the_deadline() {
+    let server = Server::start().await;
+    for signal in [Signal::KILL, Signal::STOP] {
+        let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+        let mut running = RunningProgram::start(on(&server, &words));
+        let command = pid(&running.line().await);
+        let first = watchdog_of(running.pid()).unwrap();
+        kill_process(first, signal).unwrap();
+        let next = || watchdog_of(running.pid()).is_some_and(|next| next != first && has_session(next));
+        eventually("another watchdog", || async { next() }).await;
+        running.signal(Signal::STOP);
+        eventually("the command has ended", || async {
+            let is_over = !is_alive(command);
+            assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
+            is_over
+        })
+        .await;
+        running.signal(Signal::CONT);
+        assert_eq!(running.end().await.code, 75);
+    }
+}
+
+/// A lease that was granted to a waiter lasts for three seconds, and the grace is longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_run_that_was_just_granted_the_lock_ends_its_command_before_the_lease() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let words = ["run", "--ttl", "30s", "--grace", "15s", "job", "--", "sh", "-c", STUBBORN];
+    let started = on(&server, &words);
+    let wait = async move {
+        let mut running = RunningProgram::start(started);
+        let command = pid(&running.line().await);
+        running.child.kill().await.unwrap();
+        command
+    };
+    let waiting = queued(async || vec![server.waiters("{lock:job}:waiters").await], wait).await;
+    guard.release().await.unwrap();
+    let command = waiting.await.unwrap();
+    eventually("the command has ended", || async {
+        let is_over = !is_alive(command);
+        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
+        is_over
+    })
+    .await;
+    is_held(&server, "job", false).await;
+}
