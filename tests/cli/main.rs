@@ -8,6 +8,7 @@ mod run;
 mod run_escape;
 mod run_loss;
 mod run_messages;
+mod run_namespaces;
 mod run_processes;
 mod run_signals;
 mod run_watchdog;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, getpid};
 
 /// The flag of a thread of the kernel.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -23,10 +23,17 @@ pub(crate) struct Stat {
     pub(crate) start: u64,
 }
 
+/// Whether /proc is that of Linux, and shows the process ids of this process's namespace. Those of
+/// another one are the numbers of unrelated processes here.
+pub(crate) fn is_own() -> bool {
+    let own = std::fs::read_link("/proc/self").ok();
+    own.and_then(|own| number(own.to_str()?)) == Some(getpid())
+}
+
 /// All processes that have not ended, without threads of the kernel. Fails where /proc is not that
 /// of Linux.
 pub(crate) fn stats() -> io::Result<Vec<Stat>> {
-    if !cfg!(target_os = "linux") {
+    if !is_own() {
         return Err(io::ErrorKind::Unsupported.into());
     }
     let names = std::fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -83,6 +90,7 @@ fn environment(pid: Pid) -> Option<Vec<u8>> {
 /// The children of this process, also those that have ended but are not reaped.
 pub(crate) fn children() -> Vec<Pid> {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let threads = threads.filter(|_| is_own());
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(number).collect::<Vec<_>>()).collect()
 }
@@ -96,7 +104,6 @@ pub(crate) fn newest() -> Option<i32> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
     use super::*;
-    use rustix::process::getpid;
 
     #[test]
     fn processes_are_read_from_proc() {

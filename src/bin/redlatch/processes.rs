@@ -116,6 +116,15 @@ impl Processes {
         }
     }
 
+    /// What is not reached if the lock is lost, if anything.
+    pub(crate) fn gap(&self) -> Option<&'static str> {
+        let is_shown = self.cgroup.is_some() || proc::is_own() || !cfg!(target_os = "linux");
+        (!is_shown).then_some(
+            "/proc does not show this namespace's processes: those that leave the command's group run on if the \
+             lock is lost",
+        )
+    }
+
     /// What the watchdog of this `run` has to know, on one line.
     pub(crate) fn to_words(&self) -> String {
         let number = |pid: Option<Pid>| pid.map_or(0, |pid| pid.as_raw_nonzero().get());

@@ -76,6 +76,9 @@ pub(crate) async fn run(
         processes.remove_cgroup();
         return Ok(ended);
     }
+    if let Some(gap) = processes.gap() {
+        say(&format!("lock {:?}: {gap}", lease.name().to_string()));
+    }
     let mut foreground = Foreground::new(group);
     foreground.lend();
     let child = gate.open().map_err(Failure::os("start the command"))?;

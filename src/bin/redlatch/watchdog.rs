@@ -5,8 +5,12 @@
 //! gets TERM at once, and KILL before the lease ends. If a named time comes, `run` is stopped or
 //! hangs: the command gets the signals at the same times as from `run`.
 
+#[cfg(target_os = "linux")]
+use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
+#[cfg(target_os = "linux")]
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
@@ -31,8 +35,19 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// This program. Also after an upgrade has replaced its file, Linux starts the same one.
+#[cfg(target_os = "linux")]
 pub(crate) fn program() -> io::Result<PathBuf> {
-    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+    let own = PathBuf::from("/proc/self/exe");
+    if own.exists() {
+        return Ok(own);
+    }
+    // Without /proc, the file that this process was started from.
+    Ok(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).into())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn program() -> io::Result<PathBuf> {
+    std::env::current_exe()
 }
 
 /// A point in time that all processes of this machine agree on, in nanoseconds: it counts while the

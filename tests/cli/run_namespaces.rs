@@ -1,0 +1,55 @@
+//! `redlatch run` where /proc is missing, or is that of another PID namespace. Only root can make
+//! such places.
+
+use rustix::process::geteuid;
+
+use crate::program::{RunningProgram, is_held, output, wrapped};
+use crate::support::Server;
+
+/// No cgroup finds the processes.
+const HIDE_CGROUPS: &str = "mount -t tmpfs none /sys/fs/cgroup";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn command_runs_without_proc() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let server = Server::start().await;
+    let hide = format!("{HIDE_CGROUPS} && umount -l /proc && exec \"$@\"");
+    let wrapper = ["unshare", "--mount", "sh", "-c", &hide, "sh"];
+    let ended = output(wrapped(&wrapper, &server, &["run", "job", "--", "sh", "-c", "exit 7"]), "").await;
+    assert_eq!(ended.code, 7, "{ended:?}");
+    assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
+    is_held(&server, "job", false).await;
+}
+
+/// The process ids of an outer namespace are those of unrelated processes here.
+#[tokio::test(flavor = "multi_thread")]
+async fn proc_of_another_namespace_kills_no_unrelated_process() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    // The first process of the namespace starts the program, and then an unrelated process with the
+    // number that a process of the command has outside.
+    let script = format!(
+        "{HIDE_CGROUPS} && \"$@\" & run=$!; while [ ! -e {0} ]; do sleep 0.05; done
+        echo $(($(cat {0}) - 1)) >/proc/sys/kernel/ns_last_pid; sleep 1000 & inner=$!; echo $inner
+        wait $run; code=$?; kill -0 $inner && echo alive; exit $code",
+        go.display()
+    );
+    let wrapper = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script, "sh"];
+    let command = "setsid sh -c 'read -r outer rest </proc/self/stat; echo $outer; exec sleep 1000' & wait";
+    let words = ["run", "--ttl", "6s", "--grace", "100ms", "job", "--", "sh", "-c", command];
+    let mut running = RunningProgram::start(wrapped(&wrapper, &server, &words));
+    let outer = running.line().await;
+    std::fs::write(directory.path().join("new"), &outer).unwrap();
+    std::fs::rename(directory.path().join("new"), &go).unwrap();
+    assert_eq!(running.line().await, outer);
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    let ended = running.end().await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (75, "alive\n"), "{ended:?}");
+    assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
+}
