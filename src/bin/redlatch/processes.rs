@@ -13,10 +13,16 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process_group, test_kill_process_group, waitid,
+    Pid, Signal, WaitId, WaitIdOptions, geteuid, getpid, getppid, kill_process_group, test_kill_process,
+    test_kill_process_group, waitid,
 };
 
 use crate::cgroup::Cgroup;
@@ -68,6 +74,8 @@ pub(crate) struct Processes {
     is_strict: bool,
     /// How long the last scan took, and when it began.
     scan: Option<(Instant, Duration)>,
+    /// As [`Processes::unreachable`] after that scan.
+    pub(crate) seen_unreachable: String,
     /// How many scans in turn have found none.
     empty: usize,
     /// Those that were found, with their starts.
@@ -95,6 +103,7 @@ impl Processes {
             watchdog: None,
             is_strict: false,
             scan: None,
+            seen_unreachable: String::new(),
             empty: 0,
             known: HashMap::new(),
         }
@@ -116,8 +125,13 @@ impl Processes {
         }
     }
 
-    /// What is not reached if the lock is lost, if anything.
-    pub(crate) fn gap(&self) -> Option<&'static str> {
+    /// What is not reached if the lock is lost, if anything. Call it before the command starts.
+    pub(crate) fn gap(&self, command: &OsStr) -> Option<&'static str> {
+        if self.cgroup.is_none() && changes_user(command) {
+            return Some(
+                "the command changes its user: this user may not end it, so it will run on if the lock is lost",
+            );
+        }
         let is_shown = self.cgroup.is_some() || proc::is_own() || !cfg!(target_os = "linux");
         (!is_shown).then_some(
             "/proc does not show this namespace's processes: those that leave the command's group run on if the \
@@ -170,9 +184,17 @@ impl Processes {
             _ => {
                 let start = Instant::now();
                 let _ = self.scan();
+                self.seen_unreachable = self.unreachable();
                 self.scan.insert((start, start.elapsed())).1
             }
         }
+    }
+
+    /// Those of the last scan that this user may not signal, with commas; empty if there are none.
+    pub(crate) fn unreachable(&self) -> String {
+        let is_refused = |pid: &&Pid| test_kill_process(**pid) == Err(Errno::PERM);
+        let pids: Vec<_> = self.known.keys().filter(is_refused).map(Pid::to_string).collect();
+        pids.join(", ")
     }
 
     /// Those that have not ended. `None`: the system does not show them.
@@ -350,6 +372,17 @@ fn adopts_orphans() -> bool {
 #[cfg(not(target_os = "linux"))]
 fn adopts_orphans() -> bool {
     false
+}
+
+/// Whether a program runs as another user than the one that starts it, as sudo does.
+fn changes_user(program: &OsStr) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // With a slash, the name replaces the folder or is a path below the current one.
+    let is_path = program.as_bytes().contains(&b'/');
+    let folders = if is_path { vec![PathBuf::new()] } else { std::env::split_paths(&path).collect() };
+    let file = folders.iter().find_map(|folder| std::fs::metadata(folder.join(program)).ok());
+    let user = geteuid();
+    file.is_some_and(|file| file.mode() & 0o4000 != 0 && file.uid() != user.as_raw() && !user.is_root())
 }
 
 /// Signals a process outside of the group.

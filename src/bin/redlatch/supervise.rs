@@ -76,7 +76,7 @@ pub(crate) async fn run(
         processes.remove_cgroup();
         return Ok(ended);
     }
-    if let Some(gap) = processes.gap() {
+    if let Some(gap) = command.first().and_then(|program| processes.gap(program)) {
         say(&format!("lock {:?}: {gap}", lease.name().to_string()));
     }
     let mut foreground = Foreground::new(group);
@@ -98,6 +98,7 @@ pub(crate) async fn run(
         ended: None,
         was_lent: false,
         is_reported: false,
+        is_unreachable_reported: false,
         poll: POLL.0,
     };
     command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
@@ -127,6 +128,7 @@ struct Command {
     was_lent: bool,
     /// A message has said which processes are waited for.
     is_reported: bool,
+    is_unreachable_reported: bool,
     /// When to look again for processes that outlive the leader.
     poll: Duration,
 }
@@ -153,6 +155,7 @@ impl Command {
             if lease.end().is_none() {
                 self.deadline.follow(lease.valid_until(), self.grace, || self.processes.measure());
                 self.watchdog.follow(self.deadline);
+                self.report_unreachable();
             }
             let now = Instant::now();
             let next = match self.kill_at {
@@ -258,6 +261,18 @@ impl Command {
         Ok(false)
     }
 
+    /// Names processes of another user, once.
+    fn report_unreachable(&mut self) {
+        let pids = &self.processes.seen_unreachable;
+        if !pids.is_empty() && !self.is_unreachable_reported {
+            self.is_unreachable_reported = true;
+            say(&format!(
+                "lock {:?}: this user may not signal the processes {pids}: they will run on if the lock is lost",
+                self.name
+            ));
+        }
+    }
+
     /// Sends TERM, and sets when KILL follows.
     fn end_before_loss(&mut self, why: &str) {
         let now = Instant::now();
@@ -269,7 +284,9 @@ impl Command {
         self.kill_at = Some(kill_at);
         self.watchdog.note_stop();
         self.processes.signal(Signal::TERM);
-        say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}", self.name));
+        let pids = self.processes.unreachable();
+        let except = if pids.is_empty() { pids } else { format!("; this user may not signal {pids}") };
+        say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}{except}", self.name));
     }
 
     /// The command was stopped. If it needs the terminal, it continues with it. After Ctrl-Z this
