@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -31,12 +32,14 @@ var (
 	ErrTooManyReaders = errors.New("redlatch: the maximum number of readers hold the lock or wait")
 	refusals          = map[int64]error{0: ErrLost, -1: ErrLost, -2: ErrWrongType, -3: ErrWrongType,
 		-4: ErrTooDeep, -5: ErrMalformed, -6: ErrWouldDeadlock, -7: ErrTooManyReaders}
-	final    = regexp.MustCompile(`^(ERR|NOAUTH|NOPERM|OOM|WRONG)|closed$`) // do not repeat
+	final    = regexp.MustCompile(`^(ERR|NOAUTH|NOPERM|WRONG)|closed$`) // do not repeat, but for:
+	passes   = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b`)
 	tagged   = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
 	reserved = regexp.MustCompile(`(?s)^\{[^}]+\}$|\}.*:(fence|waiters)$|\{\}node$`)
 	started  = time.Now()
 )
 
+const poll, idle = 100 * time.Millisecond, 5 * time.Second // of a waiter; until a PING
 const Mutex, Reentrant, Read, Write = "mutex/acquire", "reentrant/acquire", "rwlock/read", "rwlock/write"
 
 // Lock describes a lock. Holds of one Owner nest: Reentrant requires it, Mutex ignores it.
@@ -51,10 +54,11 @@ type Client struct {
 	db              redis.UniversalClient
 	prefix, channel string
 	scripts         map[string]*redis.Script
-	news            *redis.PubSub
-	waiters         sync.Map       // attempt -> context.CancelFunc, which ends its pause
-	background      sync.WaitGroup // attempts that are being given up
-	offset          atomic.Int64   // microseconds from the local clock to the server's
+	isSubscribed    atomic.Bool
+	stop            context.CancelFunc // of the subscription
+	waiters         sync.Map           // attempt -> context.CancelFunc, which ends its pause
+	background      sync.WaitGroup     // attempts that are being given up
+	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
 // New reads the scripts from the folder of the protocol and subscribes. Rust's prefix is "lock:".
@@ -68,30 +72,66 @@ func New(ctx context.Context, db redis.UniversalClient, lua fs.FS, prefix string
 	}
 	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only
 	c.channel = fmt.Sprintf("%swake:%x%s", regexp.MustCompile(`\s`).ReplaceAllString(prefix, "_"), rand.Text()[:16], map[bool]string{true: "~"}[ok])
-	c.news = db.Subscribe(ctx, c.channel)
-	_, newsErr := c.news.ReceiveTimeout(ctx, 5*time.Second) // the confirmation
 	now, timeErr := db.Time(ctx).Result()
-	if err = errors.Join(err, newsErr, timeErr); err != nil {
-		return nil, errors.Join(err, c.news.Close())
+	if err = errors.Join(err, timeErr); err != nil {
+		return nil, err
 	}
 	c.observe(now.UnixMicro())
-	go func() { // go-redis renews the subscription if its connection breaks or is silent
-		for event := range c.news.ChannelWithSubscriptions() {
-			message, _ := event.(*redis.Message) // nil: a new subscription, messages may be lost
+	listening, stop := context.WithCancel(context.WithoutCancel(ctx))
+	confirmed, confirm := context.WithTimeout(ctx, time.Second)
+	c.stop = stop
+	go c.listen(listening, confirm)
+	<-confirmed.Done()
+	return c, nil
+}
+
+// listen keeps a subscription. One that is silent for a second after a PING is replaced.
+func (c *Client) listen(ctx context.Context, confirm func()) {
+	for ctx.Err() == nil {
+		news, patience, pause := c.db.Subscribe(ctx, c.channel), time.Second, poll
+		unwatch := context.AfterFunc(ctx, func() { news.Close() })
+		for {
+			event, err := news.ReceiveTimeout(ctx, patience)
+			if errors.Is(err, os.ErrDeadlineExceeded) && patience == idle {
+				patience = time.Second
+				news.Ping(ctx)
+				continue
+			} else if err != nil {
+				if isFinal(err) {
+					pause = idle
+				}
+				break
+			}
+			patience = idle
+			message, _ := event.(*redis.Message)
+			if _, isNew := event.(*redis.Subscription); isNew { // messages may have been lost
+				c.isSubscribed.Store(true)
+				confirm()
+			} else if message == nil { // a PONG
+				continue
+			}
 			for attempt, wake := range c.waiters.Range {
 				if message == nil || strings.Contains(message.Payload, attempt.(string)) {
 					wake.(context.CancelFunc)()
 				}
 			}
 		}
-	}()
-	return c, nil
+		c.isSubscribed.Store(false)
+		unwatch()
+		news.Close()
+		time.Sleep(pause)
+	}
+}
+
+func isFinal(err error) bool {
+	return final.MatchString(err.Error()) && !passes.MatchString(err.Error())
 }
 
 // Close waits until the attempts that are being given up have ended. Release all leases before.
 func (c *Client) Close() error {
 	c.background.Wait()
-	return c.news.Close()
+	c.stop()
+	return nil
 }
 
 // minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
@@ -113,7 +153,10 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	claim := min(l.TTL, 3*time.Second)
 	if !l.NoWait {
-		l.claim, l.channel = claim.Milliseconds(), c.channel
+		l.claim, l.channel = claim.Milliseconds(), ""
+		if c.isSubscribed.Load() {
+			l.channel = c.channel
+		}
 	}
 	if l.Kind != Mutex {
 		l.owner = l.Owner
@@ -129,21 +172,24 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	for place := ""; ctx.Err() == nil; {
 		pause, wake := context.WithCancel(ctx)
 		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
-		sent, delay := time.Now(), 100*time.Millisecond
+		sent, delay := time.Now(), poll
 		l.sent.Store(&sent)
-		answer, err := l.call(ctx, path.Base(l.Kind), place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
+		answer, err := l.call(ctx, max(l.TTL/4, poll), path.Base(l.Kind), place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
 		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
 			l.Token = token
 			time.AfterFunc(l.remaining()/3, l.keep)
 			return l, nil
 		} else if ok { // refused, or granted too late
 			return nil, cmp.Or(refusals[token], ErrLost)
-		} else if l.NoWait || err != nil && final.MatchString(err.Error()) {
+		} else if l.NoWait || err != nil && isFinal(err) {
 			return nil, cmp.Or(err, ErrBusy)
 		} else if busy, ok := answer.([]any); ok { // pttl and the server's clock
 			c.observe(busy[1].(int64))
 			place = cmp.Or(place, fmt.Sprint(busy[1])) // the first one
-			delay = min(max(time.Duration(busy[0].(int64)), 1)*time.Millisecond, claim/2)
+			if l.channel == c.channel && c.isSubscribed.Load() {
+				delay = claim / 2
+			}
+			delay = min(max(time.Duration(busy[0].(int64)), 1)*time.Millisecond, delay)
 		}
 		time.AfterFunc(delay, wake)
 		<-pause.Done() // after the delay, at a notification or with ctx
@@ -165,18 +211,42 @@ type Lease struct {
 }
 
 // call sends a request for one lock: a verb, the words of the lock, then the words of the call.
-// It returns when ctx ends, even if go-redis still waits for a reply.
-func (l *Lease) call(ctx context.Context, verb string, words ...any) *redis.Cmd {
+// It returns when ctx or the limit ends, even if go-redis still waits for a reply.
+func (l *Lease) call(ctx context.Context, limit time.Duration, verb string, words ...any) *redis.Cmd {
 	words = append([]any{verb, l.attempt, l.owner}, words...)
 	words = slices.DeleteFunc(words, func(word any) bool { return word == nil })
-	done := make(chan *redis.Cmd, 2)
-	go func() { done <- l.c.scripts[path.Dir(l.Kind)].Run(ctx, l.c.db, l.keys, words...) }()
-	defer context.AfterFunc(ctx, func() { done <- redis.NewCmdResult(nil, ctx.Err()) })()
-	reply := <-done
+	limited, cancel := context.WithTimeout(ctx, min(limit, idle))
+	defer cancel()
+	done := make(chan *redis.Cmd, 1)
+	go func() { done <- l.c.scripts[path.Dir(l.Kind)].Run(limited, l.c.db, l.keys, words...) }()
+	reply := redis.NewCmd(ctx)
+	select {
+	case reply = <-done:
+	case <-limited.Done():
+		reply.SetErr(fmt.Errorf("redlatch: lock %s: no answer to %s: %w", l.Name, verb, limited.Err()))
+		if ctx.Err() == nil {
+			l.c.testIdle()
+		}
+	}
 	if answers, ok := reply.Val().([]any); ok { // one; or -5: the call is malformed
 		reply.SetVal(answers[0])
 	}
 	return reply
+}
+
+// testIdle sends PING on idle connections, so that silent ones are busy until go-redis closes them.
+func (c *Client) testIdle() {
+	test := func(ctx context.Context, db *redis.Client) error {
+		for range db.PoolStats().IdleConns {
+			go db.Ping(ctx)
+		}
+		return nil
+	}
+	if cluster, ok := c.db.(*redis.ClusterClient); ok {
+		cluster.ForEachMaster(context.Background(), test)
+	} else if db, ok := c.db.(*redis.Client); ok {
+		test(context.Background(), db)
+	}
 }
 
 // Context ends with the lease. [context.Cause] is [ErrLost] if it was lost.
@@ -192,11 +262,13 @@ func (l *Lease) remaining() time.Duration {
 	return l.TTL - l.TTL/100 - 2*time.Millisecond - monotonic - (wall - monotonic).Abs()
 }
 
-// keep renews after a third of the TTL, then after a third of the rest while no answer comes.
+// keep renews after a third of the TTL, then soon while no answer comes, and ends at the deadline.
 func (l *Lease) keep() {
 	if l.ctx.Err() == nil {
 		l.Renew(l.ctx)
-		time.AfterFunc(max(l.remaining()/3, 5*time.Millisecond), l.keep)
+		wait := l.remaining() - (l.TTL-l.TTL/100)*2/3 // since the last request that was answered left
+		wait = min(max(wait, min(l.TTL/30, time.Second)), l.remaining())
+		time.AfterFunc(max(wait, time.Millisecond), l.keep)
 	}
 }
 
@@ -212,11 +284,9 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 }
 
 func (l *Lease) extend(ctx context.Context, verb string, minToken any) error {
-	ctx, cancel := context.WithTimeout(ctx, min(l.TTL/4, l.remaining()))
-	defer cancel()
 	sent, now, err := time.Now(), int64(0), error(nil)
 	if l.IsValid() {
-		now, err = l.call(ctx, verb, l.ttl, minToken).Int64()
+		now, err = l.call(ctx, l.remaining()/4, verb, l.ttl, minToken).Int64()
 	}
 	if err == nil && now <= 0 && now != -5 || !l.IsValid() { // no answer revives an expired lease
 		l.cancel(ErrLost)
@@ -240,8 +310,8 @@ func (l *Lease) giveUp(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()
 	for ; ; time.Sleep(100 * time.Millisecond) {
-		released, err := l.call(ctx, "release", "", l.c.minToken(), 1, l.claim, l.channel).Int64()
-		if err == nil || ctx.Err() != nil || final.MatchString(err.Error()) {
+		released, err := l.call(ctx, max(l.TTL/4, poll), "release", "", l.c.minToken(), 1, l.claim, l.channel).Int64()
+		if err == nil || ctx.Err() != nil || isFinal(err) {
 			return cmp.Or(err, refusals[max(released, 0)])
 		}
 	}
