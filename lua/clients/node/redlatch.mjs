@@ -65,7 +65,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const call = (limit, ...words) =>
     client.send(script, keys, words, limit).then((list) => list[0] ?? list);
   const callRelease = (...rest) =>
-    call(ttl / 4, "release", ...head, "", client.minToken(), ...rest);
+    call(limit, "release", ...head, "", client.minToken(), ...rest);
+  const limit = Math.max(ttl / 4, POLL);
   const left = () => ttl * 0.99 - 2 - elapsed(); // 1 % for drift, 2 ms for rounding
   const isValid = () => !isOver && left() > 0;
   const renew = () => prolong("renew");
@@ -80,7 +81,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       nap = new AbortController();
       const sent = stopwatch(); // a lease counts from before its request left
       const words = [queuedAt, "", ttl, client.minToken(), ...queue]; // "": no proposal
-      const answer = await call(ttl / 4, acquire, ...head, ...words).catch((error) => {
+      const answer = await call(limit, acquire, ...head, ...words).catch((error) => {
         isUncertain = true; // it may have run, and may yet run
         const isFinal = error.name === "ReplyError" && !TRANSIENT.test(error.message);
         if (!claim || isFinal || client.isClosed) throw fail("unavailable", error.message, error);

@@ -248,7 +248,7 @@ class Lease(contextlib.AbstractContextManager):
                 self._wake.clear()
                 sent, words = clock(), [queued_at, proposal, self._ttl_ms, locks._observe()]
                 try:
-                    limit = min(until - sent, self.ttl / 4)
+                    limit = min(until - sent, max(self.ttl / 4, POLL))
                     answer = self._call(limit, self._verb, *words, *self._queue)
                 except Exception as error:
                     if not waits or not is_transient(error):
@@ -308,7 +308,7 @@ class Lease(contextlib.AbstractContextManager):
         while self._may_hold and os.getpid() == self.locks._pid:
             words = [last_token, self.locks._observe(), remember, *self._queue]
             try:
-                return self._call(self.ttl / 4, "release", *words)
+                return self._call(max(self.ttl / 4, POLL), "release", *words)
             except Exception:
                 if clock() > until:
                     raise
