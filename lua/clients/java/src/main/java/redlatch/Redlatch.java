@@ -2,10 +2,12 @@ package redlatch;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static java.util.concurrent.CompletableFuture.*;
-import static java.util.concurrent.TimeUnit.MILLISECONDS;
+import static java.util.concurrent.TimeUnit.*;
 
 import io.lettuce.core.*;
-import io.lettuce.core.cluster.api.async.*;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.api.async.RedisClusterAsyncCommands;
 import io.lettuce.core.pubsub.*;
 import java.io.IOException;
 import java.nio.file.*;
@@ -14,7 +16,7 @@ import java.util.*;
 import java.util.concurrent.*;
 
 /** Locks on Redis and Valkey, by the protocol of {@code lua/README.md}. Safe for many threads. */
-public final class Redlatch {
+public final class Redlatch implements AutoCloseable {
   public enum Reason {
     ENDED, WRONG_TYPE, NO_TTL, TOO_DEEP, MALFORMED, WOULD_DEADLOCK, TOO_MANY_READERS, // -1 to -7
     TIMED_OUT, SERVER // SERVER: an error reply, or no answer; the cause has the details
@@ -29,38 +31,116 @@ public final class Redlatch {
     }
   }
 
-  private static final String FINAL = "(?s).*: (ERR|NOPERM|NOAUTH|WRONG).*"; // errors that persist
+  private static final String FINAL = "(?s).*: (ERR|NOPERM|NOAUTH|WRONG).*"; // but for PASSES:
+  private static final String PASSES = "(?s).*\\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY"
+      + "|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\\b.*";
   private static final long STEP = 5_000_000; // µs; a raised min_token slows a lock's next acquire
-  private final RedisClusterAsyncCommands<String, String> redis; // of a cluster, or of one server
+  private static final long LIMIT_MS = 5000; // of a request: a quarter of the lease, if it is less
+  private static final int POLL_MS = 100; // the pause of a waiter that cannot be notified
+  private final AbstractRedisClient client;
   private final ScheduledExecutorService timer; // Lettuce's own, which no caller can block
   private final long timeoutMs;
   private final String prefix, channel;
   private final Map<String, byte[]> scripts = new HashMap<>();
   private final Map<String, Semaphore> waiters = new ConcurrentHashMap<>(); // by their attempts
+  private final CountDownLatch confirmed = new CountDownLatch(1);
   private long offset = Long.MIN_VALUE; // from the local clock to the server's, in µs
+  private volatile Link link;
+  private volatile boolean isSubscribed, isClosed;
+  private volatile Semaphore broken = new Semaphore(0); // of the present subscription
+  private boolean isReplacing;
 
-  /** For a server, Sentinel or a cluster. The connections are its own; lua: the scripts' folder. */
-  public Redlatch(Path lua, String prefix, RedisClusterAsyncCommands<String, String> redis,
-      StatefulRedisPubSubConnection<String, String> pubSub) throws IOException {
-    this.redis = redis;
+  /** A connection for requests: to one server, or to a cluster. */
+  private record Link(StatefulConnection<String, String> connection,
+      RedisClusterAsyncCommands<String, String> redis) {}
+
+  /** A client of one server, Sentinel or a cluster; lua: the folder of the scripts. */
+  public Redlatch(Path lua, String prefix, AbstractRedisClient client) throws IOException {
+    this.client = client;
     this.prefix = prefix;
-    timer = pubSub.getResources().eventExecutorGroup();
-    timeoutMs = pubSub.getTimeout().toMillis();
-    String mark = redis instanceof RedisAdvancedClusterAsyncCommands ? "~" : ""; // a cluster
-    channel = prefix.replaceAll("\\s", "_") + "wake:" + randomId() + mark;
+    channel = prefix.replaceAll("\\s", "_") + "wake:" + randomId()
+        + (client instanceof RedisClusterClient ? "~" : "");
     for (String kind : List.of("mutex", "reentrant", "rwlock", "node", "fenced"))
       scripts.put(kind, Files.readAllBytes(lua.resolve(kind + ".lua")));
-    pubSub.addListener(new RedisPubSubAdapter<>() {
-      @Override public void subscribed(String channel, long count) { // also after a reconnection
-        redis.time().thenAccept(time -> observe(time.get(0) + "000000"));
-        waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
-      }
-      @Override public void message(String channel, String text) { // attempt[,attempt] token ...
-        for (String id : text.split("[ ,]")) waiters.getOrDefault(id, new Semaphore(0)).release();
+    link = connect();
+    timer = client.getResources().eventExecutorGroup();
+    timeoutMs = link.connection.getTimeout().toMillis();
+    link.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
+        .toCompletableFuture().join();
+    start(this::subscribe);
+    try {
+      confirmed.await(1, SECONDS);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+    }
+  }
+
+  private Link connect() {
+    if (client instanceof RedisClusterClient cluster) {
+      var connection = cluster.connect();
+      return new Link(connection, connection.async());
+    }
+    var connection = ((RedisClient) client).connect();
+    return new Link(connection, connection.async());
+  }
+
+  private static void start(Runnable task) {
+    Thread thread = new Thread(task, "redlatch");
+    thread.setDaemon(true);
+    thread.start();
+  }
+
+  /** Replaces a connection that did not answer in time. */
+  private synchronized void replace(Link silent) {
+    if (link != silent || isReplacing || isClosed) return;
+    isReplacing = true;
+    start(() -> {
+      try {
+        link = connect();
+        silent.connection.closeAsync();
+      } catch (RuntimeException e) { // Lettuce connects again as well
+      } finally {
+        synchronized (this) { isReplacing = false; }
       }
     });
-    pubSub.sync().subscribe(channel); // confirmed before the first request that names it
-    redis.time().thenAccept(time -> observe(time.get(0) + "000000")).toCompletableFuture().join();
+  }
+
+  /** Keeps a subscription. It is replaced if it breaks, or does not answer within a second. */
+  private void subscribe() {
+    while (!isClosed && !timer.isShutdown()) {
+      try (var news = client instanceof RedisClusterClient cluster ? cluster.connectPubSub()
+          : ((RedisClient) client).connectPubSub()) {
+        Semaphore mine = broken = new Semaphore(0);
+        news.addListener(new RedisConnectionStateAdapter() {
+          @Override public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
+            isSubscribed = false;
+            mine.release();
+          }
+        });
+        news.addListener(new RedisPubSubAdapter<>() {
+          @Override public void message(String channel, String text) { // attempt[,attempt] token …
+            for (String id : text.split("[ ,]"))
+              waiters.getOrDefault(id, new Semaphore(0)).release();
+          }
+        });
+        news.async().subscribe(channel).get(1, SECONDS);
+        link.redis.time().thenAccept(time -> observe(time.get(0) + "000000"));
+        isSubscribed = true;
+        confirmed.countDown();
+        waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
+        while (!mine.tryAcquire(5, SECONDS) && !isClosed) news.async().ping().get(1, SECONDS);
+      } catch (Exception e) { // connect again
+      }
+      isSubscribed = false;
+      java.util.concurrent.locks.LockSupport.parkNanos(POLL_MS * 1_000_000L);
+    }
+  }
+
+  /** Closes the connections. Release the leases before. */
+  @Override public void close() {
+    isClosed = true;
+    broken.release();
+    link.connection.close();
   }
 
   // The holds of one owner, for instance a UUID, nest. For read and write, "" means no owner.
@@ -93,10 +173,17 @@ public final class Redlatch {
     byte[] source = scripts.get(kind);
     String[] k = keys.toArray(String[]::new);
     String[] w = Arrays.stream(words).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
-    return within(ms, redis.evalsha(redis.digest(source), ScriptOutputType.MULTI, k, w))
+    Link used = link;
+    String sha1 = used.redis.digest(source);
+    return within(ms, used.redis.evalsha(sha1, ScriptOutputType.MULTI, k, w))
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
-            ? within(ms, redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
-        .orTimeout(ms, MILLISECONDS);
+            ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
+        .orTimeout(ms, MILLISECONDS)
+        .whenComplete((answer, e) -> { if (("" + e).contains("TimeoutException")) replace(used); });
+  }
+
+  private static boolean isFinal(Throwable e) {
+    return e.toString().matches(FINAL) && !e.toString().matches(PASSES);
   }
 
   private static CompletableFuture<List<Object>> within(long ms, RedisFuture<List<Object>> reply) {
@@ -128,8 +215,8 @@ public final class Redlatch {
   public final class Lease implements AutoCloseable {
     public final CompletableFuture<Void> lost = new CompletableFuture<>();
     private final Lock lock;
-    private final long ttlMs;
-    private final Object claimMs; // null: the attempt does not queue
+    private final long ttlMs, limitMs;
+    private final Object claimMs, wakeUps; // null: the attempt does not queue
     private final String attempt = randomId() + randomId().substring(24); // a UUID has 122 bits
     private final Semaphore wake = new Semaphore(0);
     private Object queuedAt = ""; // the time of the first busy answer: the place in the queue
@@ -141,7 +228,9 @@ public final class Redlatch {
     private Lease(Lock lock, long ttlMs, boolean waits) {
       this.lock = lock;
       this.ttlMs = ttlMs;
+      limitMs = Math.min(LIMIT_MS, Math.max(ttlMs / 4, POLL_MS));
       claimMs = waits ? Math.min(ttlMs, 3000) : null;
+      wakeUps = waits ? isSubscribed ? channel : "" : null;
       if (waits) waiters.put(attempt, wake);
     }
 
@@ -150,8 +239,8 @@ public final class Redlatch {
 
     // False: the lease is lost or released. A downgrade turns a write hold into a read hold.
     // If the server does not answer, all but close throw, and releases continue in the background.
-    public boolean renew() { return join(extend("renew", null, timeoutMs)); }
-    public boolean downgrade() { return join(extend("downgrade", minToken(), timeoutMs)); }
+    public boolean renew() { return join(extend("renew", null)); }
+    public boolean downgrade() { return join(extend("downgrade", minToken())); }
     public boolean release() { return !lost.isDone() && join(end(false)); }
     @Override public void close() {
       end(false).exceptionally(e -> false).completeOnTimeout(false, timeoutMs, MILLISECONDS).join();
@@ -161,36 +250,39 @@ public final class Redlatch {
       wake.drainPermits();
       Moment now = Moment.now();
       try {
-        long ms = Math.min(Math.min(ttlMs, timeoutMs), leftMs);
+        long ms = Math.min(limitMs, leftMs);
         Object answer = call(lock.kind, lock.keys, ms, lock.verb, attempt, lock.owner, queuedAt, "",
-            ttlMs, minToken(), claimMs, claimMs == null ? null : channel).get().get(0);
+            ttlMs, minToken(), claimMs, wakeUps).get().get(0);
         if (answer instanceof List<?> busy) { // pttl and the server's clock
           observe(busy.get(1));
           if (claimMs == null) released = completedFuture(false);
           else if (queuedAt.equals("")) queuedAt = busy.get(1);
-          return Math.max(1, Math.min((Long) busy.get(0), Math.min(ttlMs, 3000) / 2));
+          long poll = isSubscribed && channel.equals(wakeUps) ? Math.min(ttlMs, 3000) / 2 : POLL_MS;
+          return Math.max(1, Math.min((Long) busy.get(0), poll));
         }
         token = (Long) answer;
         if (token < 0 && problem == null && queuedAt.equals("")) released = completedFuture(false);
         if (token < 0) throw new LockException(Reason.values()[(int) -token - 1], lock, null);
         sent = now;
-        renewIn(ttlMs / 3); // at once if the grant came too late, to release it
+        renewIn(ttlMs / 3 - now.ageMs()); // at once if the grant came too late, to release it
         return 1;
       } catch (ExecutionException e) { // the outcome is unknown: the same request again
         problem = e.getCause();
-        if (claimMs != null && !e.toString().matches(FINAL)) return 100;
+        if (claimMs != null && !isFinal(e)) return POLL_MS;
         throw new LockException(Reason.SERVER, lock, problem);
       }
     }
 
     private void renewIn(long ms) { // at the deadline at the latest, to report the loss
-      timer.schedule(() -> extend("renew", null, ttlMs / 6).whenComplete((isHeld, e) -> {
-        if (e != null || isHeld) renewIn(e == null ? ttlMs / 3 : ttlMs / 12);
+      timer.schedule(() -> extend("renew", null).whenComplete((isHeld, e) -> {
+        long pauseMs = e == null ? ttlMs / 3 - sent.ageMs() : Math.min(ttlMs / 30, 1000);
+        if (e != null || isHeld) renewIn(pauseMs);
       }), Math.max(1, Math.min(ms, sent.leftMs(ttlMs))), MILLISECONDS);
     }
 
-    private CompletableFuture<Boolean> extend(String verb, Object minToken, long ms) {
+    private CompletableFuture<Boolean> extend(String verb, Object minToken) {
       Moment now = Moment.now();
+      long ms = sent == null ? 1 : Math.min(LIMIT_MS, Math.max(1, sent.leftMs(ttlMs) / 4));
       var reply = !isValid() ? completedFuture(List.<Object>of(0L))
           : call(lock.kind, lock.keys, ms, verb, attempt, lock.owner, ttlMs, minToken);
       return reply.thenApply(answer -> {
@@ -212,10 +304,10 @@ public final class Redlatch {
 
     /** Releases until answered, or nothing is left. Remembers, since Lettuce repeats requests. */
     private CompletableFuture<Boolean> giveUp(Moment start) {
-      return call(lock.kind, lock.keys, timeoutMs, "release", attempt, lock.owner, "", minToken(),
-          1, claimMs, claimMs == null ? null : channel).thenApply(answer -> (Long) answer.get(0) > 0)
-          .exceptionallyComposeAsync(e -> e.toString().matches(FINAL) || start.ageMs() > ttlMs
-              ? failedFuture(e) : giveUp(start), delayedExecutor(500, MILLISECONDS));
+      return call(lock.kind, lock.keys, limitMs, "release", attempt, lock.owner, "", minToken(),
+          1, claimMs, wakeUps).thenApply(answer -> (Long) answer.get(0) > 0)
+          .exceptionallyComposeAsync(e -> isFinal(e) || start.ageMs() > ttlMs
+              ? failedFuture(e) : giveUp(start), delayedExecutor(POLL_MS, MILLISECONDS));
     }
 
     private boolean join(CompletableFuture<Boolean> reply) {

@@ -86,13 +86,11 @@ final class Server implements AutoCloseable {
   }
 
   static Redlatch open(RedisURI uri) throws IOException {
-    RedisClient client = RedisClient.create(uri);
-    return new Redlatch(LUA, "lock:", client.connect().async(), client.connectPubSub());
+    return new Redlatch(LUA, "lock:", RedisClient.create(uri));
   }
 
   static Redlatch openCluster(RedisURI uri) throws IOException {
-    RedisClusterClient client = RedisClusterClient.create(uri);
-    return new Redlatch(LUA, "lock:", client.connect().async(), client.connectPubSub());
+    return new Redlatch(LUA, "lock:", RedisClusterClient.create(uri));
   }
 
   synchronized Object send(Object... words) {

@@ -83,7 +83,7 @@ public final class Worker {
     uri.setTimeout(Duration.ofSeconds(20));
     if (topology.equals("cluster")) {
       RedisClusterClient client = RedisClusterClient.create(uri);
-      locks = new Redlatch(lua, prefix, client.connect().async(), client.connectPubSub());
+      locks = new Redlatch(lua, prefix, client);
       redis = client.connect().sync();
     } else {
       RedisClient client = RedisClient.create(uri);
@@ -92,7 +92,7 @@ public final class Worker {
         var version = resp == 2 ? ProtocolVersion.RESP2 : ProtocolVersion.RESP3;
         client.setOptions(ClientOptions.builder().protocolVersion(version).build());
       }
-      locks = new Redlatch(lua, prefix, client.connect().async(), client.connectPubSub());
+      locks = new Redlatch(lua, prefix, client);
       redis = client.connect().sync();
     }
     return ok();
