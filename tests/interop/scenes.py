@@ -20,6 +20,7 @@ import uuid
 
 import redis
 
+import faults
 from stage import LIMIT, TTL, Server, Stage, check, wait_for
 
 LANGUAGES = ["rust", "python", "node", "go", "java"]
@@ -341,6 +342,12 @@ SCENES = {
     "downgrade": ("all ordered pairs", downgrade),
     "fencing tokens": ("in turn", fencing_tokens),
     "killed connections": ("all at once", killed_connections),
+    "silent connections": ("all at once", faults.silent_connections),
+    "silent server": ("each after another", faults.silent_server),
+    "silent subscription": ("all at once", faults.silent_subscription),
+    "no subscription": ("each after another", faults.no_subscription),
+    "errors that pass": ("all at once", faults.passing_errors),
+    "errors of a cluster": ("all at once", faults.passing_cluster_errors),
 }
 
 

@@ -16,7 +16,7 @@ import redis
 
 LUA = Path(__file__).resolve().parents[2] / "lua"
 TTL = 9000  # milliseconds, of leases that do not expire in a scene
-LIMIT = 120.0  # seconds for anything: machines are shared
+LIMIT = float(os.environ.get("SCENE_LIMIT", "120"))  # seconds for anything: machines are shared
 MARKS = "(4503599627370496"  # the lowest score in a queue that is not a waiter's place
 
 
