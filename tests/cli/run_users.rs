@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use crate::program::{RunningProgram, pid, wrapped};
 use crate::support::{Server, soon};
 
-const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+const UNPRIVILEGED: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
 /// A program that runs other programs as root, whoever starts it. `None`: there is none here.
 fn root_program(folder: &Path) -> Option<String> {
@@ -23,8 +23,8 @@ fn root_program(folder: &Path) -> Option<String> {
     std::fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
     let program = program.to_str().unwrap().to_owned();
     // The file system may ignore the mode, and the user may not reach the program under test.
-    let mut probe = std::process::Command::new(NOBODY[0]);
-    probe.args(&NOBODY[1..]).args([
+    let mut probe = std::process::Command::new(UNPRIVILEGED[0]);
+    probe.args(&UNPRIVILEGED[1..]).args([
         &program,
         "--reuid=0",
         "env",
@@ -45,7 +45,7 @@ async fn command_of_another_user_is_reported() {
     for (command, says) in [(&direct[..], "changes its user"), (&["sh", "-c", &within], "may not signal the")]
     {
         let words = [&["run", "--ttl", "6s", "--grace", "100ms", "job", "--"], command].concat();
-        let mut running = RunningProgram::start(wrapped(&NOBODY, &server, &words));
+        let mut running = RunningProgram::start(wrapped(&UNPRIVILEGED, &server, &words));
         let mut lines = BufReader::new(running.child.stderr.take().unwrap()).lines();
         let mut line = async || soon("a message", lines.next_line()).await.unwrap().expect("stderr is open");
         // Before the command starts; or at the first renewal.
