@@ -343,7 +343,7 @@ SCENES = {
     "fencing tokens": ("in turn", fencing_tokens),
     "killed connections": ("all at once", killed_connections),
     "silent connections": ("all at once", faults.silent_connections),
-    "silent server": ("each after another", faults.silent_server),
+    "silent server": ("all at once", faults.silent_server),
     "silent subscription": ("all at once", faults.silent_subscription),
     "no subscription": ("each after another", faults.no_subscription),
     "errors that pass": ("all at once", faults.passing_errors),
