@@ -29,7 +29,7 @@
 -- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
 --
 --   attempt       up to 128 bytes, no space; new for every lease, the same in each request of it
---   queued_at     below 2^52: the waiter's place, the time of its first busy answer; default: now
+--   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
@@ -66,7 +66,7 @@
 --            -2             refused: the key holds something else; for renew: lost
 --            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed
---            -10            not served, and nothing was changed: the call had too much to do, or
+--            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
 -- ------------------------------------------------------------------------------------------ checks
@@ -156,7 +156,8 @@ local function next_tokens(fence, least, count, token_ttl_ms)
   return nil, refusal
 end
 
--- Quorum: the proposed tokens, if they are larger than all that this node has accepted.
+-- Quorum: the proposed tokens, if they are larger than all that this node has accepted, and the
+-- largest of those: if the grant fails, the node must not refuse the same proposal.
 local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
   local accepted = redis.pcall('GET', fence) or '0'
   if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
@@ -164,7 +165,8 @@ local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
     return nil
   end
   local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-  return not redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err and proposal + 0 or nil
+  if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end
+  return proposal + 0, accepted
 end
 
 local answers, left, clock = {nil}, nil, nil
@@ -270,6 +272,13 @@ local function unless_wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
 end
 
+-- The same for the queue. If the call has removed its last entry while the slot of the key moves, a
+-- cluster refuses to read it ("a non local key"): then nothing waits.
+local function unless_emptied(reply)
+  local is_gone = type(reply) == 'table' and string.find(reply.err or '', 'non local key', 1, true)
+  return not is_gone and unless_wrong_type(reply) or nil
+end
+
 -- Queues the attempt at its place; or if it is queued, notes that it was seen, which counts for one
 -- claim. `scores` are those of its mark of an end, its entry, and its mark of having been seen.
 local function enqueue(queue, attempt, waiter, place, scores, call)
@@ -323,7 +332,7 @@ local function grant_next(lock, queue, fence, attempt, call)
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
-    local first = unless_wrong_type(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
+    local first = unless_emptied(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
     local entry, place = first[1], tonumber(first[2])
     if not entry or place >= 2^52 then return 'free' end
     local waiter, kind, claim_ms, channel, count = parse(entry)
@@ -389,6 +398,7 @@ local function accept(fence, first, again, call)
     node[3] = last
     redis.call('HSET', call.node, 'high', string.format('%.0f', last))
   end
+  call.accepted = redis.call('GET', fence) or '0'
   redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
   return first
 end
@@ -469,17 +479,18 @@ end
 
 -- Writes down that the attempt has ended, with this answer. The score of the mark: 2^52, the second
 -- until which it counts, in microseconds, and the answer plus 10.
-local function record_end(queue, attempt, answer, time)
+local function record_end(queue, attempt, answer, call)
   -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if it
   -- removed the last entry, the queue would be deleted and created again.
   redis.call('ZREM', queue, '')
-  local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
+  local mark = string.format('%.0f', 2^52 + call.time - call.time % 1000000 + 60000010 + answer)
   redis.call('ZADD', queue, mark, 'ended ' .. attempt)
   local kept = redis.pcall('PEXPIRE', queue, '60000')
   if type(kept) == 'table' then
     redis.call('ZREM', queue, 'ended ' .. attempt)
     error(kept)
   end
+  call.has_mark = true
 end
 
 -- Releases the lock; leaves the queue; or revokes the lock, from a holder or, with '', from any.
@@ -502,7 +513,7 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
   elseif revoke_from == '' or holder == revoke_from then
     is_over, answer = true, holder and 1 or 0
   end
-  if remembers then record_end(queue, attempt, answer, call.time) end
+  if remembers then record_end(queue, attempt, answer, call) end
   -- A server that refuses writes reports that only if there is something to remove.
   local waiter = call.terms and attempt .. call.terms
   if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
@@ -560,7 +571,8 @@ local function find_obstacle(lock, queue, fence, attempt, queued_at, proposal, c
   end
   local counter = call.has_token and redis.call('GET', fence) or '0'
   local more = holder and 0 or call.count
-  if not string.find(counter, '^%-?%d+$') or tonumber(counter) + more >= 2^53 then
+  if not string.find(counter, '^%-?[1-9]%d*$') and counter ~= '0'
+    or tonumber(counter) + more >= 2^53 then
     return {err = 'ERR the fencing counter is not a number below 2^53'}
   end
 end
@@ -621,7 +633,7 @@ for order = 1, is_blocked and 0 or #left do
   elseif verb == 'release' then
     ok, answer = pcall(release, lock, queue, fence, attempt, ARGV[1 + n + i], remembers,
       revoke_from, call)
-    if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
     ok, answer = pcall(refuse_renewal, lock, attempt)
   else
@@ -629,7 +641,10 @@ for order = 1, is_blocked and 0 or #left do
   end
   if seen then is_new[i] = is_granted end
   answers[i] = to_answer(ok, answer)
-  call.work = call.work + 7
+  if call.accepted and type(answers[i]) ~= 'number' then -- nothing was granted
+    redis.pcall('SET', fence, call.accepted, 'PX', token_ttl_ms)
+  end
+  call.work, call.accepted, call.has_mark = call.work + 7, nil, nil
 end
 
 -- With `all`, a refusal that could not be foreseen, as for a missing right, takes all back.

@@ -39,7 +39,7 @@
 --
 --   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
---   queued_at     below 2^52: the waiter's place, the time of its first busy answer; default: now
+--   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
 --                 if this was the last hold
@@ -85,7 +85,7 @@
 --                           for renew: lost
 --            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed
---            -10            not served, and nothing was changed: the call had too much to do, or
+--            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
 -- ------------------------------------------------------------------------------------------ checks
@@ -177,7 +177,8 @@ local function next_tokens(fence, least, count, token_ttl_ms)
   return nil, refusal
 end
 
--- Quorum: the proposed tokens, if they are larger than all that this node has accepted.
+-- Quorum: the proposed tokens, if they are larger than all that this node has accepted, and the
+-- largest of those: if the grant fails, the node must not refuse the same proposal.
 local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
   local accepted = redis.pcall('GET', fence) or '0'
   if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
@@ -185,7 +186,8 @@ local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
     return nil
   end
   local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-  return not redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err and proposal + 0 or nil
+  if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end
+  return proposal + 0, accepted
 end
 
 local answers, left, clock = {nil}, nil, nil
@@ -194,7 +196,7 @@ if verb == 'acquire' then
   local are_free = is_plain and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
   local seen = n > 1 and {} -- the same lock again is not free any more
   for i = 1, n do
-    local lock, attempt, owner, token = KEYS[i], ARGV[1 + i], ARGV[1 + n + i], nil
+    local lock, attempt, owner, token, accepted = KEYS[i], ARGV[1 + i], ARGV[1 + n + i], nil, nil
     local is_free = are_free or is_plain and n > 1 and redis.call('EXISTS', lock, KEYS[n + i]) == 0
     if is_free and ARGV[1 + 2 * n + i] == ''
       and attempt ~= '' and #attempt <= 128 and not string.find(attempt, ' ', 1, true)
@@ -203,7 +205,7 @@ if verb == 'acquire' then
       local fence, proposal = KEYS[2 * n + i], ARGV[1 + 3 * n + i]
       if proposal ~= '' then
         clock = clock or redis.pcall('TIME')
-        token = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+        token, accepted = accept_larger(fence, proposal, clock, count, token_ttl_ms)
       else
         token = 0
         if minimum then token = next_tokens(fence, minimum, count, token_ttl_ms) end
@@ -214,6 +216,7 @@ if verb == 'acquire' then
         set = redis.call('DEL', lock) -- it must not be left without a TTL
       end
       if set ~= 3 then token = nil end
+      if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end
     end
     if seen then seen[lock] = true end
     if token then
@@ -318,6 +321,13 @@ local function unless_wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
 end
 
+-- The same for the queue. If the call has removed its last entry while the slot of the key moves, a
+-- cluster refuses to read it ("a non local key"): then nothing waits.
+local function unless_emptied(reply)
+  local is_gone = type(reply) == 'table' and string.find(reply.err or '', 'non local key', 1, true)
+  return not is_gone and unless_wrong_type(reply) or nil
+end
+
 -- The entry of the attempt in the queue.
 local function entry_of(attempt, owner, call)
   return attempt .. call.terms .. owner .. call.limits
@@ -414,7 +424,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
-    local first = unless_wrong_type(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
+    local first = unless_emptied(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
     local entry, place = first[1], tonumber(first[2])
     if not entry or place >= 2^52 then return 'free' end
     local waiter, kind, claim_ms, channel, owner, count = parse(entry)
@@ -480,6 +490,7 @@ local function accept(fence, first, again, call)
     node[3] = last
     redis.call('HSET', call.node, 'high', string.format('%.0f', last))
   end
+  call.accepted = redis.call('GET', fence) or '0'
   redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
   return first
 end
@@ -604,17 +615,18 @@ end
 
 -- Writes down that the attempt has ended, with this answer. The score of the mark: 2^52, the second
 -- until which it counts, in microseconds, and the answer plus 10.
-local function record_end(queue, attempt, answer, time)
+local function record_end(queue, attempt, answer, call)
   -- A full server refuses ZADD as the first write of a script. ZREM comes first, of nothing: if it
   -- removed the last entry, the queue would be deleted and created again.
   redis.call('ZREM', queue, '')
-  local mark = string.format('%.0f', 2^52 + time - time % 1000000 + 60000010 + answer)
+  local mark = string.format('%.0f', 2^52 + call.time - call.time % 1000000 + 60000010 + answer)
   redis.call('ZADD', queue, mark, 'ended ' .. attempt)
   local kept = redis.pcall('PEXPIRE', queue, '60000')
   if type(kept) == 'table' then
     redis.call('ZREM', queue, 'ended ' .. attempt)
     error(kept)
   end
+  call.has_mark = true
 end
 
 -- Releases one of several holds. Where only holds of Redisson are left, the hash is Redisson's
@@ -672,7 +684,7 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
       is_over = answer == 1
     end
   end
-  if remembers then record_end(queue, attempt, answer, call.time) end
+  if remembers then record_end(queue, attempt, answer, call) end
   -- A server that refuses writes reports that only if there is something to remove.
   local waiter = call.terms and not revoke_from and entry_of(attempt, owner, call)
   if waiter and unless_wrong_type(redis.pcall('ZSCORE', queue, waiter)) then
@@ -698,7 +710,7 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
       if at % 2 == 1 then fields[#fields + 1] = text end
     end
   end
-  call.work = call.work + #fields / 2
+  call.work = call.work + #fields -- count_revoked has read as many
   if grant_next(lock, queue, fence, fields, attempt, call) ~= 'granted' then
     redis.call('DEL', lock)
   end
@@ -756,7 +768,8 @@ local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, prop
   end
   local needs_token = call.has_token and (not hold or hold.token == 0)
   local counter = needs_token and redis.call('GET', fence) or '0'
-  if not string.find(counter, '^%-?%d+$') or tonumber(counter) + call.count >= 2^53 then
+  if not string.find(counter, '^%-?[1-9]%d*$') and counter ~= '0'
+    or tonumber(counter) + call.count >= 2^53 then
     return {err = 'ERR the fencing counter is not a number below 2^53'}
   end
 end
@@ -818,7 +831,7 @@ for order = 1, is_blocked and 0 or #left do
   elseif verb == 'release' then
     ok, answer = pcall(release, lock, queue, fence, attempt, owner, ARGV[1 + 2 * n + i],
       remembers, revoke_from, call)
-    if not ok and remembers then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
     ok, answer = pcall(refuse_renewal, lock, attempt, owner)
   else
@@ -826,7 +839,10 @@ for order = 1, is_blocked and 0 or #left do
   end
   if seen then states[i] = before end
   answers[i] = to_answer(ok, answer)
-  call.work = call.work + 7
+  if call.accepted and type(answers[i]) ~= 'number' then -- nothing was granted
+    redis.pcall('SET', fence, call.accepted, 'PX', token_ttl_ms)
+  end
+  call.work, call.accepted, call.has_mark = call.work + 7, nil, nil
 end
 
 -- With `all`, a refusal that could not be foreseen, as for a missing right, takes all back.

@@ -60,7 +60,7 @@
 --
 --   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it
 --   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
---   queued_at     below 2^52: the waiter's place, the time of its first busy answer; default: now
+--   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
@@ -123,7 +123,7 @@
 --            -3             refused: the key has no TTL; for renew, release and downgrade: -2, but
 --                           a hold that is alone is released
 --            -5             refused: a word is malformed
---            -10            not served, and nothing was changed: the call had too much to do, or
+--            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted. wait: send read for all
 --
 -- Admission: an owner that holds the lock may read and, if it writes or is the only reader,
@@ -245,7 +245,8 @@ local function next_tokens(fence, least, count, token_ttl_ms)
   return nil, refusal
 end
 
--- Quorum: the proposed tokens, if they are larger than all that this node has accepted.
+-- Quorum: the proposed tokens, if they are larger than all that this node has accepted, and the
+-- largest of those: if the grant fails, the node must not refuse the same proposal.
 local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
   local accepted = redis.pcall('GET', fence) or '0'
   if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
@@ -253,7 +254,8 @@ local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
     return nil
   end
   local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-  return not redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err and proposal + 0 or nil
+  if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end
+  return proposal + 0, accepted
 end
 
 local answers = {nil}
@@ -266,7 +268,7 @@ if is_acquire then
   for i = 1, n do
     local attempt, owner, proposal = ARGV[1 + i], ARGV[1 + n + i], ARGV[1 + 3 * n + i]
     local lock, fence, keys = KEYS[i], KEYS[2 * n + i], found
-    local token, state, pttl
+    local token, state, pttl, accepted
     if seen then -- the same lock again must wait for its first answer
       if found > 0 then keys = redis.call('EXISTS', lock, KEYS[n + i]) end
       if seen[lock] then keys = 2 end
@@ -293,7 +295,7 @@ if is_acquire then
       token = nil
     elseif proposal ~= '' then
       clock = clock or try('TIME')
-      token = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+      token, accepted = accept_larger(fence, proposal, clock, count, token_ttl_ms)
     elseif not minimum then
       token = 0
     else -- a reader has the token of the last writer, if it is large enough
@@ -327,7 +329,11 @@ if is_acquire then
         if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL
       end
     end
-    if stored == 1 then answers[i] = token end
+    if stored == 1 then
+      answers[i] = token
+    elseif accepted then
+      redis.call('SET', fence, accepted, 'PX', token_ttl_ms)
+    end
   end
 elseif verb == 'release' and (not further or not (remember or claim or force) and count == 1) then
   for i = 1, n do
@@ -424,12 +430,20 @@ local function unless_wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end
 end
 
+-- The same for the queue. If the call has removed its last entry while the slot of the key moves, a
+-- cluster refuses to read it ("a non local key"): then nothing waits.
+local function unless_emptied(reply)
+  local is_gone = type(reply) == 'table' and string.find(reply.err or '', 'non local key', 1, true)
+  return not is_gone and unless_wrong_type(reply) or nil
+end
+
 -- Reads the fields of the lock. Returns a refusal if the key holds something else.
-local function read_state(lock)
+local function read_state(lock, call)
   local found = redis.pcall('HMGET', lock.key, 'mode', 'write', 'readers', 'read:' .. lock.owner,
     'token', 'writer_wait_until', 'upgrade', 'writer_left')
   if not unless_wrong_type(found) then return -2 end
   lock.mode, lock.write, lock.read, lock.token = found[1], found[2], found[4], found[5]
+  call.work = call.work + #((lock.write or '') .. (lock.read or '')) / 64 -- an owner's many holds
   lock.readers, lock.wait_until = tonumber(found[3]) or 0, tonumber(found[6]) or 0
   lock.upgrade, lock.writer_left = found[7], tonumber(found[8])
   lock.pttl = redis.call('PTTL', lock.key)
@@ -524,10 +538,13 @@ local function serve(operation, locks, call)
       ok, answer = pcall(operation, lock, call)
       call.work = call.work + 6
     end
-    if not ok and call.remembers then redis.pcall('ZREM', lock.queue, 'ended ' .. lock.attempt) end
+    if not ok and lock.has_mark then redis.pcall('ZREM', lock.queue, 'ended ' .. lock.attempt) end
     local is_granted, admission = ok and type(answer) == 'number' and answer >= 0, call.admission
     -- The key was created for a grant that did not follow.
     if lock.is_new and not is_granted then pcall(delete_if_free, lock) end
+    if lock.accepted and not is_granted then -- the node has not accepted the proposal either
+      redis.pcall('SET', lock.fence, lock.accepted, 'PX', call.token_ttl_ms)
+    end
     -- An admission of this node waits for the longest lease.
     if is_granted and admission and (answer > 0 or call.verb ~= 'downgrade')
       and call.ttl_ms + 0 > (tonumber(admission[4] or 0) or 2^53) then
@@ -588,7 +605,7 @@ local function entry_of(lock, kind, call)
 end
 
 local function renew(lock, call)
-  if read_state(lock) then return -2 end
+  if read_state(lock, call) then return -2 end
   local sole = string.match(lock.mode or '', '^sole [^ ]+ (.+)$')
   local ttl, until_then = call.ttl_ms + 0, call.now + call.ttl_ms
   if sole then
@@ -696,7 +713,7 @@ local function other_reader(lock, call)
     redis.call('HDEL', lock.key, 'readers') -- see end_write
     if readers > 0 then redis.call('HSET', lock.key, 'readers', readers) end
   end
-  read_state(lock)
+  read_state(lock, call)
   return latest or is_sampled and call.now + 1 or nil
 end
 
@@ -750,7 +767,7 @@ end
 
 -- Reads the lock, and answers an attempt that must wait since another owner writes.
 local function wait_for_writer(lock, call)
-  local problem = read_state(lock)
+  local problem = read_state(lock, call)
   if problem then return problem end
   lock.entry = call.claim and entry_of(lock, call.verb, call) or ''
   lock.scores = redis.call('ZMSCORE', lock.queue, 'ended ' .. lock.attempt, lock.entry,
@@ -796,7 +813,7 @@ local function first_writer(lock, call)
   local others = 0
   while lock.checks_left > 0 do
     lock.checks_left, call.work = lock.checks_left - 1, call.work + 2
-    local first = unless_wrong_type(redis.pcall('ZRANGEBYSCORE', lock.queue, 0, '(4503599627370496',
+    local first = unless_emptied(redis.pcall('ZRANGEBYSCORE', lock.queue, 0, '(4503599627370496',
       'WITHSCORES', 'LIMIT', others, 1))
     local entry, place = first and first[1], first and tonumber(first[2])
     if not entry then return nil end
@@ -833,7 +850,7 @@ end
 -- only if there is something to write.
 local function leave_queue(lock, kind, call)
   local entry = call.claim and entry_of(lock, kind, call)
-  local place = entry and unless_wrong_type(redis.pcall('ZSCORE', lock.queue, entry))
+  local place = entry and unless_emptied(redis.pcall('ZSCORE', lock.queue, entry))
   if not place then return false end
   redis.call('ZREM', lock.queue, entry, 'seen ' .. lock.attempt)
   return true
@@ -933,7 +950,7 @@ end
 -- Notifies the first of those that are left of a long queue: it polls, and admits the next batch.
 local function notify_rest(lock, latest)
   local entries = redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest, 'LIMIT', 0, 64)
-  for _, entry in ipairs(unless_wrong_type(entries) or {}) do
+  for _, entry in ipairs(unless_emptied(entries) or {}) do
     local attempt, _, _, channel = parse(entry)
     if attempt and channel ~= '' and notify(lock, channel, attempt, 0, 0) then return end
   end
@@ -973,7 +990,7 @@ end
 local function admit_readers(lock, latest, call)
   local size, is_admitted = lock.readers > 512 and 16 or 128, false
   while not is_admitted do
-    local entries = unless_wrong_type(redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest,
+    local entries = unless_emptied(redis.pcall('ZRANGEBYSCORE', lock.queue, '-inf', latest,
       'WITHSCORES', 'LIMIT', 0, size))
     if not entries or not entries[1] then return false end
     lock.batches = lock.batches + 1
@@ -1035,7 +1052,7 @@ end
 -- the lock, but no other attempt may be granted it before the waiter.
 local function admit_waiters(lock, call)
   if redis.call('EXISTS', lock.queue) == 0 then return end
-  if read_state(lock) or unexpired(lock.write, call.now) then return end
+  if read_state(lock, call) or unexpired(lock.write, call.now) then return end
   local writer_left = lock.writer_left
   if lock.write then -- its writer is dead
     end_write(lock, call)
@@ -1073,6 +1090,13 @@ local function admit_waiters(lock, call)
   end
 end
 
+-- After the end of a hold, which has no error any more: if the admission is refused, as without a
+-- right, waiters find the lock free when they poll.
+local function admit_next(lock, call)
+  pcall(admit_waiters, lock, call)
+  pcall(delete_if_free, lock)
+end
+
 -- The owner's holds on one side: their end, the attempts, whether this one is among them, and the
 -- others.
 local function find_holds(lock, side, call)
@@ -1099,8 +1123,9 @@ local function end_hold(lock, side, holds, call)
   elseif side == 'write' then
     end_write(lock, call)
   else
-    redis.call('HDEL', lock.key, field)
+    redis.call('HDEL', lock.key, 'read:') -- see end_write
     redis.call('HINCRBY', lock.key, 'readers', -1)
+    redis.call('HDEL', lock.key, field)
   end
 end
 
@@ -1133,6 +1158,7 @@ if is_acquire then
       node[3] = last
       redis.call('HSET', call.node, 'high', string.format('%.0f', last))
     end
+    lock.accepted = accepted
     redis.call('SET', lock.fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
     return first
   end
@@ -1153,7 +1179,8 @@ if is_acquire then
     if call.is_trial then
       local is_known = token or call.verb == 'read' and (to_token(lock.token) or -1) >= call.minimum
       local last = not is_known and redis.call('GET', lock.fence) or '0'
-      local is_good = (to_token(last) or 2^53) + (call.verb == 'write' and call.count or 0) < 2^53
+      local counter = (last == '0' or string.find(last, '^%-?[1-9]%d*$')) and tonumber(last) or 2^53
+      local is_good = counter + (call.verb == 'write' and call.count or 0) < 2^53
       return nil, is_good and -10 or {err = 'ERR the fencing counter is spoilt, or at 2^53'}
     end
     if token then return token end
@@ -1198,7 +1225,7 @@ if is_acquire then
     lock.scores = nil -- admission removes waiters
     if not call.is_trial then
       admit_waiters(lock, call)
-      read_state(lock)
+      read_state(lock, call)
       return nil
     end
     local entries = redis.call('ZRANGE', lock.queue, '0', '127', 'WITHSCORES')
@@ -1354,6 +1381,7 @@ local function record_end(lock, answer, call)
     redis.call('ZREM', lock.queue, 'ended ' .. lock.attempt)
     error(kept)
   end
+  lock.has_mark = true
 end
 
 -- Leaves the queue on both sides.
@@ -1365,19 +1393,20 @@ local function give_up(lock, call)
     -- Another attempt of the owner, which reads, may still wait to write (place 0), and needs the
     -- mark: without it another reader would also queue to write, and each would wait for the other.
     local is_needed = false
-    for _, entry in ipairs(redis.call('ZRANGEBYSCORE', lock.queue, 0, 0, 'LIMIT', 0, 64)) do
+    local entries = redis.pcall('ZRANGEBYSCORE', lock.queue, 0, 0, 'LIMIT', 0, 64)
+    for _, entry in ipairs(unless_emptied(entries) or {}) do
       local attempt, kind, _, _, owner = parse(entry)
       is_needed = is_needed or attempt and kind == 'write' and owner == lock.owner
     end
     if not is_needed then redis.call('HDEL', lock.key, 'upgrade') end
   end
-  end_waiting(lock, call)
+  pcall(end_waiting, lock, call)
 end
 
 local function release(lock, call)
   local recalled = recall(lock, call)
   if recalled then return recalled end
-  if read_state(lock) then
+  if read_state(lock, call) then
     record_end(lock, -2, call)
     leave_queue(lock, 'read', call)
     leave_queue(lock, 'write', call)
@@ -1403,13 +1432,12 @@ local function release(lock, call)
     end
   end
   if reads.is_held then end_hold(lock, 'read', reads, call) end
-  admit_waiters(lock, call)
-  delete_if_free(lock)
+  admit_next(lock, call)
   return answer
 end
 
 local function downgrade(lock, call)
-  if read_state(lock) then return -2 end
+  if read_state(lock, call) then return -2 end
   expand_sole_hold(lock, call)
   local writes, reads = find_holds(lock, 'write', call), find_holds(lock, 'read', call)
   if not writes.is_held and not reads.is_held then return 0 end
@@ -1421,7 +1449,7 @@ local function downgrade(lock, call)
   local hold = math.max(ends, reads.ends or 0) .. ' ' .. attempts
   redis.call('HSET', lock.key, 'read:' .. lock.owner, hold,
     'readers', lock.readers + (lock.read and 0 or 1))
-  if writes.is_held then admit_waiters(lock, call) end
+  if writes.is_held then pcall(admit_waiters, lock, call) end -- as in admit_next
   return call.time
 end
 
@@ -1430,7 +1458,7 @@ end
 local function revoke(lock, call)
   local recalled = recall(lock, call)
   if recalled then return recalled end
-  local refusal, answer, is_meant = read_state(lock), 0, false
+  local refusal, answer, is_meant = read_state(lock, call), 0, false
   if refusal then
     record_end(lock, refusal, call)
     return refusal
@@ -1455,8 +1483,9 @@ local function revoke(lock, call)
     if redis.call('EXISTS', lock.fence) == 1 then redis.pcall('INCRBY', lock.fence, '1') end
     end_write(lock, call)
   elseif call.only_from then
+    redis.call('HDEL', lock.key, 'read:') -- see end_write
+    redis.call('HINCRBY', lock.key, 'readers', -1)
     redis.call('HDEL', lock.key, 'read:' .. call.only_from)
-    redis.call('HSET', lock.key, 'readers', lock.readers - 1)
   elseif not unexpired(lock.write, call.now)
     and redis.call('ZCOUNT', lock.queue, '-inf', '(4503599627370496') == 0 then
     redis.call('DEL', lock.key) -- nothing is granted the lock in this call
@@ -1468,8 +1497,7 @@ local function revoke(lock, call)
     remove_fields(lock, fields)
     call.work = call.work + answer
   end
-  admit_waiters(lock, call)
-  delete_if_free(lock)
+  admit_next(lock, call)
   return answer
 end
 
@@ -1482,7 +1510,7 @@ local function add_holder(found, side, owner, holds, pttl, only_from)
 end
 
 local function inspect(lock, call)
-  local refusal = read_state(lock)
+  local refusal = read_state(lock, call)
   if refusal then return {refusal, '0', 0, call.time} end
   local waiting = redis.pcall('ZCOUNT', lock.queue, '-inf', '(4503599627370496')
   waiting = unless_wrong_type(waiting) or 0
@@ -1507,7 +1535,7 @@ local function inspect(lock, call)
   for i = 1, #sample, 2 do
     local ends, holds = unexpired(sample[i + 1], call.now)
     if ends and string.sub(sample[i], 1, 5) == 'read:' then
-      readers = readers + 1
+      readers, call.work = readers + 1, call.work + #holds / 64
       if readers <= 500 then
         add_holder(found, 'read', string.sub(sample[i], 6), count_attempts(holds), ends - call.now)
       end

@@ -7,7 +7,7 @@ use redlatch::{Error, Locks, NodeStatus, Options, RestartGuard};
 
 use crate::support::{Deployment, Kind, Server, Topology, eventually, renewed_by, soon, ttl};
 
-const TTL: Duration = Duration::from_millis(600);
+const TTL: Duration = Duration::from_secs(2);
 const GUIDE: &str = include_str!("../../docs/rights.md");
 
 /// The rights of the guide's `ACL SETUSER` line.

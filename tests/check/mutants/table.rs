@@ -295,8 +295,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "readers-tokens-older-than-the-writer",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "    if stored == 1 then answers[i] = token end\n",
-            to: "    if stored == 1 then answers[i] = verb == 'read' and token > 0 and token - 1 or token end\n",
+            from: "    if stored == 1 then\n      answers[i] = token\n",
+            to: "    if stored == 1 then\n      answers[i] = verb == 'read' and token > 0 and token - 1 or token\n",
         }],
         setting: RESENT,
         rules: &["token order"],

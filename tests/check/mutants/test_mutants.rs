@@ -91,8 +91,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "write-force-grants-to-none",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "    call.work = call.work + answer\n  end\n  admit_waiters(lock, call)\n",
-            to: "    call.work = call.work + answer\n  end\n",
+            from: "    call.work = call.work + answer\n  end\n  admit_next(lock, call)\n",
+            to: "    call.work = call.work + answer\n  end\n  delete_if_free(lock)\n",
         }],
         test: "suite::write_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },

@@ -1,5 +1,5 @@
 //! Users without one of the rights that the scripts need: a request that is refused half-way must
-//! grant nothing, and must not leave a key without a TTL.
+//! grant nothing, must not leave a key without a TTL, and must not be remembered.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::client::{Acquire, Answer, Client, KEYS, Request};
 use super::commands;
 use crate::support::Server;
 use crate::support::raw::script;
-use Answer::{Busy, Final};
+use Answer::{Busy, Final, Low};
 
 const KINDS: [&str; 4] = ["mutex", "reentrant", "write", "read"];
 
@@ -116,12 +116,43 @@ async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
                             wrong.push(format!("{what}: {key} has no TTL"));
                         }
                     }
+                    let is_low = async || matches!(request.try_send(&client).await, Ok(Low { .. }));
+                    if answer.is_err() && is_low().await {
+                        wrong.push(format!("{what}: the node has accepted the token all the same"));
+                    }
+                    if matches!(answer, Ok(Low { .. })) {
+                        lock.prepare(&client, acquire).await;
+                        if !is_low().await {
+                            wrong.push(format!("{what}: a refusal of another cause"));
+                        }
+                    }
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{} of {refused} refusals:\n{}", wrong.len(), wrong.join("\n"));
     assert!(refused > 500, "only {refused} requests were refused");
+}
+
+/// A release that was answered is remembered, whatever happens to a second delivery of it.
+#[tokio::test]
+async fn refused_second_delivery_of_a_release_keeps_its_mark() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let mut refused = 0;
+    for command in commands() {
+        let limited = limited(&server, &client, &command).await;
+        for acquire in Acquire::all(&KINDS) {
+            Lock::HeldWithWaiter.prepare(&client, acquire).await;
+            let release = acquire.release("a", "a").with("claim_ms", "60000").with("remember", "1");
+            let first = release.try_send(&client).await.unwrap();
+            let second = release.try_send(&limited).await;
+            refused += usize::from(second.is_err());
+            let third = release.try_send(&client).await.unwrap();
+            assert_eq!(third, first, "without {command}: {acquire:?}, after {second:?}");
+        }
+    }
+    assert!(refused >= KINDS.len(), "only {refused} were refused");
 }
 
 /// Two locks in one call: their keys, and what they have in common.
