@@ -138,7 +138,7 @@ fn belongs_to_another(key: &str) -> bool {
 }
 
 /// The text is not a valid lock name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a lock name: {problem}")]
 pub struct NameError {
     /// At most its first 64 characters, so that it can be printed.
@@ -150,6 +150,13 @@ impl NameError {
     /// Returns which rule the name breaks.
     pub fn problem(&self) -> &NameProblem {
         &self.problem
+    }
+}
+
+/// The sentence: what `main` prints if it returns an error.
+impl fmt::Debug for NameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -91,36 +91,37 @@ pub enum RestartGuard {
 /// takes the other options from the defaults, [`Locks::with_options`](crate::Locks::with_options)
 /// from that client; both check the result once.
 ///
-/// With serde, durations are in milliseconds, missing options are not set, and an unknown name is
-/// refused. Serialized options have all values, and set all of them when they are read again.
+/// With serde, a duration is a text with its unit (`10s`, `500ms`, `1m 30s`), missing options are
+/// not set, and an unknown name is refused. Serialized options have all values, and set all of
+/// them when they are read again.
 ///
 /// | option, in a file | values | default |
 /// |---|---|---|
-/// | `ttl_ms` | 100 to 86,400,000 | 30,000 |
-/// | `read_ttl_ms`, `write_ttl_ms` | as `ttl_ms` | `ttl_ms` |
+/// | `ttl` | 100 ms to 1 day | 30 s |
+/// | `read_ttl`, `write_ttl` | as `ttl` | `ttl` |
 /// | `renewal` | `automatic`, `never` | `automatic` |
-/// | `max_hold_ms` | at least the longest TTL | none |
+/// | `max_hold` | at least the longest TTL | none |
 /// | `fencing` | `on`, `off` | `on` |
-/// | `token_ttl_ms` | 1,000 to 86,400,000 | 3,600,000 |
+/// | `token_ttl` | 1 s to 1 day | 1 h |
 /// | `nesting` | `counted`, `local` | `counted` |
 /// | `max_depth` | 1 to 1,024 | 255 |
 /// | `max_readers` | 1 to 100,000 | 10,000 |
 /// | `wakeups` | `push`, `verify`, `poll` | `push` |
-/// | `poll_cap_ms` | 10 to 10,000 | 2,500 |
-/// | `node_timeout_ms` | 10 to 60,000 | 1,000 |
-/// | `outage_limit_ms` | up to 86,400,000 | none |
-/// | `grant_within_ms` | 100 to 86,400,000 | none |
+/// | `poll_cap` | 10 ms to 10 s | 2.5 s |
+/// | `node_timeout` | 10 ms to 60 s | 1 s |
+/// | `outage_limit` | up to 1 day | none |
+/// | `grant_within` | 100 ms to 1 day | none |
 /// | `drift` | 0 to 0.5 | 0.01 |
 /// | `prefix` | up to 128 bytes | `lock:` |
 /// | `restart_guard` | `on`, `off` | `off` |
-/// | `replicas`, `replica_timeout_ms` | see [`replicas`](Options::replicas) | 0, 100 |
+/// | `replicas`, `replica_timeout` | see [`replicas`](Options::replicas) | 0, 100 ms |
 ///
 /// ```
 /// use std::time::Duration;
 /// use redlatch::{Options, Renewal};
 /// let batch = Options::new().ttl(Duration::from_secs(120)).renewal(Renewal::Never);
 ///
-/// let from_file: Options = serde_json::from_str(r#"{"ttl_ms": 120000, "renewal": "never"}"#)?;
+/// let from_file: Options = serde_json::from_str(r#"{"ttl": "2m", "renewal": "never"}"#)?;
 /// assert_eq!(batch, from_file);
 /// # Ok::<(), serde_json::Error>(())
 /// ```

@@ -1,6 +1,11 @@
 //! [`ConfigError`]: settings from which no client can be made.
 
+use std::fmt::{self, Display};
 use std::time::Duration;
+
+use humantime::format_duration as span;
+
+use super::Chain;
 
 /// Why a server may not be a node of a quorum.
 #[non_exhaustive]
@@ -25,10 +30,10 @@ pub enum NodeProblem {
 /// sent; only [`ConfigError::Node`] and [`ConfigError::SubscriberElsewhere`] are found while
 /// connecting.
 #[non_exhaustive]
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ConfigError {
     /// A duration is out of its bounds.
-    #[error("{option} is {value:?}; it must be from {least:?} to {most:?}")]
+    #[error("{option} is {}; it must be from {} to {}", span(*value), span(*least), span(*most))]
     Span {
         /// The option.
         option: &'static str,
@@ -40,7 +45,7 @@ pub enum ConfigError {
         most: Duration,
     },
     /// [`max_hold`](crate::Options::max_hold) is shorter than a TTL.
-    #[error("max_hold is {longest:?}; it must be at least the longest TTL, {ttl:?}")]
+    #[error("max_hold is {}; it must be at least the longest TTL, {}", span(*longest), span(*ttl))]
     ShortHold {
         /// The longest hold.
         longest: Duration,
@@ -186,4 +191,11 @@ pub enum ConfigError {
         #[source]
         cause: redis::RedisError,
     },
+}
+
+/// The sentence with its sources: what `main` prints if it returns an error.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Chain(self).fmt(f)
+    }
 }

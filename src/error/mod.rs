@@ -5,6 +5,7 @@ mod config;
 mod context;
 mod text;
 
+use std::fmt::{self, Display};
 use std::time::Duration;
 
 use crate::name::{Name, NameError};
@@ -30,7 +31,6 @@ pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain};
 /// }
 /// ```
 #[non_exhaustive]
-#[derive(Debug)]
 pub enum Error {
     /// The caller's limit elapsed before the lock was free. What was granted meanwhile is released
     /// in the background. Transient.
@@ -252,6 +252,13 @@ impl std::error::Error for Error {
             Error::Config(error) => error.source(),
             _ => None,
         }
+    }
+}
+
+/// The sentence with its sources: what `main` prints if it returns an error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Chain(self).fmt(f)
     }
 }
 

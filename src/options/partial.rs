@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::de::{self, Unexpected, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -40,27 +41,57 @@ trait Setting: Sized {
     fn to_file(&self) -> Self::InFile;
 }
 
-/// In milliseconds.
-impl Setting for Duration {
-    type InFile = u64;
+/// A duration as a text with its unit, as `10s`: a number alone would be taken for seconds by one
+/// reader and for milliseconds by the next.
+struct Text(Duration);
 
-    fn from_file(millis: u64) -> Duration {
-        Duration::from_millis(millis)
+impl Serialize for Text {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&humantime::format_duration(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Text, D::Error> {
+        struct InUnits;
+
+        impl Visitor<'_> for InUnits {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a duration with its unit, as \"10s\", \"500ms\" or \"1m 30s\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text, E> {
+                let wrong = |_| E::invalid_value(Unexpected::Str(text), &self);
+                humantime::parse_duration(text).map(Text).map_err(wrong)
+            }
+        }
+
+        from.deserialize_str(InUnits)
+    }
+}
+
+impl Setting for Duration {
+    type InFile = Text;
+
+    fn from_file(Text(duration): Text) -> Duration {
+        duration
     }
 
-    fn to_file(&self) -> u64 {
-        u64::try_from(self.as_millis()).unwrap_or(u64::MAX)
+    fn to_file(&self) -> Text {
+        Text(*self)
     }
 }
 
 impl Setting for Option<Duration> {
-    type InFile = Option<u64>;
+    type InFile = Option<Text>;
 
-    fn from_file(millis: Option<u64>) -> Option<Duration> {
-        millis.map(Duration::from_file)
+    fn from_file(duration: Option<Text>) -> Option<Duration> {
+        duration.map(Duration::from_file)
     }
 
-    fn to_file(&self) -> Option<u64> {
+    fn to_file(&self) -> Option<Text> {
         self.as_ref().map(Duration::to_file)
     }
 }
@@ -90,7 +121,7 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Opti
 
 /// Everything that must know all options: which are set, where the others come from, and files.
 macro_rules! options {
-    ($($field:ident $option:ident: $value:ty, $name:ident in a file;)+) => {
+    ($($field:ident $option:ident: $value:ty;)+) => {
         /// An option, as a bit of [`SetFields`].
         #[derive(Clone, Copy)]
         pub(super) enum Field {
@@ -115,13 +146,13 @@ macro_rules! options {
         #[serde(deny_unknown_fields)]
         pub(super) struct Partial {
             $(#[serde(default, deserialize_with = "given")]
-            $name: Option<<$value as Setting>::InFile>,)+
+            $option: Option<<$value as Setting>::InFile>,)+
         }
 
         impl From<Partial> for Options {
             fn from(partial: Partial) -> Options {
                 let mut options = Options::new();
-                $(if let Some(value) = partial.$name {
+                $(if let Some(value) = partial.$option {
                     options.$option = <$value>::from_file(value);
                     options = options.mark_set(Field::$field);
                 })+
@@ -132,7 +163,7 @@ macro_rules! options {
         impl Serialize for Options {
             fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 let mut fields = to.serialize_struct("Options", [$(Field::$field),+].len())?;
-                $(fields.serialize_field(stringify!($name), &self.$option.to_file())?;)+
+                $(fields.serialize_field(stringify!($option), &self.$option.to_file())?;)+
                 fields.end()
             }
         }
@@ -140,26 +171,26 @@ macro_rules! options {
 }
 
 options! {
-    Ttl ttl: Duration, ttl_ms in a file;
-    ReadTtl read_ttl: Option<Duration>, read_ttl_ms in a file;
-    WriteTtl write_ttl: Option<Duration>, write_ttl_ms in a file;
-    Renewal renewal: Renewal, renewal in a file;
-    MaxHold max_hold: Option<Duration>, max_hold_ms in a file;
-    Fencing fencing: Fencing, fencing in a file;
-    Nesting nesting: Nesting, nesting in a file;
-    MaxDepth max_depth: u32, max_depth in a file;
-    MaxReaders max_readers: u32, max_readers in a file;
-    PollCap poll_cap: Duration, poll_cap_ms in a file;
-    NodeTimeout node_timeout: Duration, node_timeout_ms in a file;
-    Drift drift: f64, drift in a file;
-    Prefix prefix: String, prefix in a file;
-    Wakeups wakeups: Wakeups, wakeups in a file;
-    RestartGuard restart_guard: RestartGuard, restart_guard in a file;
-    TokenTtl token_ttl: Duration, token_ttl_ms in a file;
-    GrantWithin grant_within: Option<Duration>, grant_within_ms in a file;
-    OutageLimit outage_limit: Option<Duration>, outage_limit_ms in a file;
-    Replicas replicas: u32, replicas in a file;
-    ReplicaTimeout replica_timeout: Duration, replica_timeout_ms in a file;
+    Ttl ttl: Duration;
+    ReadTtl read_ttl: Option<Duration>;
+    WriteTtl write_ttl: Option<Duration>;
+    Renewal renewal: Renewal;
+    MaxHold max_hold: Option<Duration>;
+    Fencing fencing: Fencing;
+    Nesting nesting: Nesting;
+    MaxDepth max_depth: u32;
+    MaxReaders max_readers: u32;
+    PollCap poll_cap: Duration;
+    NodeTimeout node_timeout: Duration;
+    Drift drift: f64;
+    Prefix prefix: String;
+    Wakeups wakeups: Wakeups;
+    RestartGuard restart_guard: RestartGuard;
+    TokenTtl token_ttl: Duration;
+    GrantWithin grant_within: Option<Duration>;
+    OutageLimit outage_limit: Option<Duration>;
+    Replicas replicas: u32;
+    ReplicaTimeout replica_timeout: Duration;
 }
 
 impl Options {

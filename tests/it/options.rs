@@ -13,12 +13,12 @@ fn read(section: &str) -> Options {
 #[tokio::test(flavor = "multi_thread")]
 async fn options_of_a_section_override_only_the_named_ones() {
     let server = Server::start().await;
-    let base = read(r#"{"prefix": "svc:", "ttl_ms": 20000, "write_ttl_ms": 5000}"#);
+    let base = read(r#"{"prefix": "svc:", "ttl": "20s", "write_ttl": "5s"}"#);
     let locks = Locks::builder().server(server.url()).options(base).connect().await.unwrap();
     let left = async |key: &str| server.run::<u64>(&["PTTL", key]).await;
     let (lock, write) = (async |locks: &Locks| locks.mutex("n").unwrap().lock().await.unwrap(), "svc:rw");
     // The section does not name the prefix: with the default, it would be another lock.
-    let named = locks.with_options(read(r#"{"ttl_ms": 9000}"#)).unwrap();
+    let named = locks.with_options(read(r#"{"ttl": "9s"}"#)).unwrap();
     let guard = lock(&named).await;
     assert!((1..=9_000).contains(&left("svc:n").await));
     guard.release().await.unwrap();
@@ -26,7 +26,7 @@ async fn options_of_a_section_override_only_the_named_ones() {
     assert!((1..=5_000).contains(&left(write).await));
     guard.release().await.unwrap();
     // A named option is set, also to its default or to none.
-    let reset = named.with_options(read(r#"{"ttl_ms": 30000, "write_ttl_ms": null}"#)).unwrap();
+    let reset = named.with_options(read(r#"{"ttl": "30s", "write_ttl": null}"#)).unwrap();
     let guard = lock(&reset).await;
     assert!((20_001..=30_000).contains(&left("svc:n").await));
     guard.release().await.unwrap();
@@ -39,7 +39,9 @@ async fn options_of_a_section_override_only_the_named_ones() {
     assert!((20_001..=30_000).contains(&left("other:n").await));
     guard.release().await.unwrap();
     // Invalid values and names are refused.
-    for section in [r#"{"ttl_ms": null}"#, r#"{"ttl": 5000}"#, r#"{"prefix": 5}"#] {
+    for section in
+        [r#"{"ttl": null}"#, r#"{"ttl": 5000}"#, r#"{"ttl": "5"}"#, r#"{"ttl_ms": 5}"#, r#"{"prefix": 5}"#]
+    {
         assert!(serde_json::from_str::<Options>(section).is_err(), "{section}");
     }
 }
@@ -73,7 +75,7 @@ async fn outage_limit_bounds_how_long_a_call_retries() {
     // The default is two node timeouts.
     let outcome = locks.mutex("x").unwrap().lock().await;
     assert!(matches!(outcome, Err(Error::Redis { .. })), "{outcome:?}");
-    let long = locks.with_options(read(r#"{"outage_limit_ms": 60000}"#)).unwrap();
+    let long = locks.with_options(read(r#"{"outage_limit": "1m"}"#)).unwrap();
     // One task waits for the server, the other two wait locally behind it.
     let waiting = [(); 3].map(|()| {
         let mutex = long.mutex("x").unwrap();
@@ -179,9 +181,9 @@ async fn options_out_of_bounds_are_refused_before_connecting() {
 }
 
 #[test]
-fn options_are_serialized_in_milliseconds() {
+fn options_are_serialized_with_units() {
     let read: Options =
-        serde_json::from_str(r#"{"ttl_ms": 5000, "renewal": "never", "max_hold_ms": 9000}"#).unwrap();
+        serde_json::from_str(r#"{"ttl": "5s", "renewal": "never", "max_hold": "9s"}"#).unwrap();
     let built = Options::new()
         .ttl(Duration::from_secs(5))
         .renewal(redlatch::Renewal::Never)
@@ -189,7 +191,21 @@ fn options_are_serialized_in_milliseconds() {
     assert_eq!(read, built);
     assert_eq!(serde_json::from_str::<Options>(&serde_json::to_string(&built).unwrap()).unwrap(), built);
     assert_eq!(serde_json::from_str::<Options>("{}").unwrap(), Options::default());
-    assert!(serde_json::from_str::<Options>(r#"{"tll_ms": 5000}"#).is_err(), "an unknown option is refused");
+    assert!(serde_json::from_str::<Options>(r#"{"tll": "5s"}"#).is_err(), "an unknown option is refused");
+}
+
+/// What `main` prints if it returns an error.
+#[tokio::test]
+async fn errors_are_sentences_in_debug() {
+    let refused = Locks::builder().server("redis://127.0.0.1:1/").options(Options::new().ttl(Duration::ZERO));
+    assert_eq!(
+        format!("{:?}", refused.connect().await.unwrap_err()),
+        "ttl is 0s; it must be from 100ms to 1day"
+    );
+    let down = Locks::open("redis://127.0.0.1:1/").await.unwrap_err();
+    let text = format!("{down:?}");
+    assert!(text.starts_with("could not connect to 127.0.0.1:1: "), "{text}");
+    assert!(text.ends_with("(os error 111)"), "the source: {text}");
 }
 
 /// The guard needs other nodes to admit a node again, so it is refused where it would not protect.
