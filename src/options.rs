@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use partial::{Field, Partial, SetFields};
+use partial::{Field, SetFields};
 
 /// Whether leases are extended before they expire.
 #[non_exhaustive]
@@ -134,8 +134,7 @@ pub enum RestartGuard {
 /// options.max_depth(2);
 /// ```
 #[must_use = "a setter returns the options that it has changed"]
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "Partial")]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub(crate) ttl: Duration,
     pub(crate) read_ttl: Option<Duration>,

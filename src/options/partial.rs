@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::de::{self, Unexpected, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Unexpected, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -141,10 +142,31 @@ macro_rules! options {
             }
         }
 
+        /// Only by their names: a list would be taken for options of which none is set.
+        impl<'de> Deserialize<'de> for Options {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Options, D::Error> {
+                struct ByName;
+
+                impl<'de> Visitor<'de> for ByName {
+                    type Value = Options;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("options by their names")
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Options, A::Error> {
+                        Partial::deserialize(MapAccessDeserializer::new(map)).map(Options::from)
+                    }
+                }
+
+                from.deserialize_map(ByName)
+            }
+        }
+
         /// Options as they are deserialized: each may be missing.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        pub(super) struct Partial {
+        struct Partial {
             $(#[serde(default, deserialize_with = "given")]
             $option: Option<<$value as Setting>::InFile>,)+
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
+use super::answers::HIGHEST;
 use super::error_replies::too_slow;
 use super::servers::{Connection, RepliesByServer, introduction};
 use crate::clock::Moment;
@@ -35,9 +36,9 @@ impl Handshake {
         };
         match self.time(connection).await {
             Ok(answer) => {
-                let (seconds, micros): (u64, u64) = redis::from_redis_value(answer)?;
+                let time = server_time(&answer)?;
                 self.examine(connection);
-                Ok((run, Some(seconds * 1_000_000 + micros)))
+                Ok((run, Some(time)))
             }
             // Without this right, the minimum token rises with the first reply that carries a time.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok((run, None)),
@@ -81,6 +82,16 @@ impl Handshake {
             }
         });
     }
+}
+
+/// The server's clock in microseconds, from a reply to `TIME`.
+fn server_time(reply: &Value) -> Result<u64, RedisError> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(reply)?;
+    let time = seconds.checked_mul(1_000_000).and_then(|time| time.checked_add(micros));
+    time.filter(|time| *time < HIGHEST).ok_or_else(|| {
+        let text = format!("{seconds} s and {micros} us");
+        RedisError::from((ErrorKind::UnexpectedReturnType, "the reply to TIME is out of range", text))
+    })
 }
 
 /// The run id of each node of a quorum, as far as it is known.
@@ -296,4 +307,24 @@ fn text(answer: Value) -> Option<String> {
 fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.map(str::trim).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+
+    #[test]
+    fn a_clock_that_no_server_has_is_an_error() {
+        let time = |seconds: &str, micros: &str| {
+            let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+            server_time(&Value::Array(vec![text(seconds), text(micros)])).ok()
+        };
+        assert_eq!(time("1800000000", "5"), Some(1_800_000_000_000_005));
+        for (seconds, micros) in
+            [("9999999999999999999", "0"), ("1", "18446744073709551615"), ("9007199255", "0"), ("-1", "0")]
+        {
+            assert_eq!(time(seconds, micros), None, "{seconds} {micros}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
-use super::answers::TOO_LOW;
+use super::answers::{HIGHEST, TOO_LOW};
 use super::failure::Failure;
 use crate::clock::Moment;
 use crate::name::Name;
@@ -209,11 +209,16 @@ pub(crate) struct Reply {
 impl Reply {
     /// The answer of a verb: one integer, or the two of a busy lock.
     pub(crate) fn answer(&self) -> Result<Answer, Failure> {
+        let is_possible = |number: i64| number.unsigned_abs() < HIGHEST;
         match &self.value {
-            Value::Int(number) => Ok(Answer::Final(*number)),
+            Value::Int(number) if is_possible(*number) => Ok(Answer::Final(*number)),
             Value::Array(items) => match items.as_slice() {
-                [Value::Int(TOO_LOW), Value::Int(highest)] => Ok(Answer::TooLow(*highest)),
-                [Value::Int(free_in), Value::Int(time)] => Ok(Answer::Busy(*free_in, *time)),
+                [Value::Int(TOO_LOW), Value::Int(highest)] if is_possible(*highest) => {
+                    Ok(Answer::TooLow(*highest))
+                }
+                [Value::Int(free_in), Value::Int(time)] if is_possible(*time) => {
+                    Ok(Answer::Busy(*free_in, *time))
+                }
                 _ => Err(self.unexpected()),
             },
             _ => Err(self.unexpected()),
@@ -285,6 +290,25 @@ pub(crate) enum Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_no_script_answers_are_unexpected() {
+        let answer = |value| {
+            let reply = Reply {
+                name: "mutex/acquire",
+                value,
+                sent: Moment::now(),
+                generation: 0,
+                first_failure: None,
+            };
+            reply.answer().ok()
+        };
+        assert_eq!(answer(Value::Int((1 << 53) - 1)), Some(Answer::Final((1 << 53) - 1)));
+        assert_eq!(answer(Value::Int(1 << 53)), None);
+        assert_eq!(answer(Value::Int(i64::MIN)), None);
+        assert_eq!(answer(Value::Array(vec![Value::Int(5), Value::Int(1 << 53)])), None);
+        assert_eq!(answer(Value::Array(vec![Value::Int(-8), Value::Int(1 << 53)])), None);
+    }
 
     #[test]
     fn an_unexpected_answer_does_not_show_a_holder() {

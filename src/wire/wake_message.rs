@@ -3,6 +3,7 @@
 
 use uuid::Uuid;
 
+use super::answers::HIGHEST;
 use crate::labels::attempt_id;
 
 /// A message: the attempts that it is for, separated by commas, and what it announces to them.
@@ -39,9 +40,28 @@ impl<'a> WakeMessage<'a> {
 impl AnnouncedGrant {
     fn parse(text: &str) -> Option<AnnouncedGrant> {
         let mut words = text.splitn(3, ' ');
-        let token = words.next()?.parse().ok()?;
-        let time = words.next()?.parse().ok()?;
+        let mut number = || words.next()?.parse().ok().filter(|number| *number < HIGHEST);
+        let (token, time) = (number()?, number()?);
         let key = words.next()?.to_owned();
         Some(AnnouncedGrant { token, time, key })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_no_script_sends_are_no_grant() {
+        let id = Uuid::nil().simple();
+        let grant = |rest: &str| {
+            let text = format!("{id} {rest}");
+            WakeMessage::parse(text.as_bytes()).and_then(|message| message.grant)
+        };
+        assert_eq!(grant("7 1800000000000000 lock:a").map(|grant| grant.token), Some(7));
+        for rest in ["9007199254740992 1 lock:a", "7 9007199254740992 lock:a", "-1 1 lock:a", "7 lock:a", ""]
+        {
+            assert!(grant(rest).is_none(), "{rest}");
+        }
     }
 }

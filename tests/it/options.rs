@@ -39,9 +39,14 @@ async fn options_of_a_section_override_only_the_named_ones() {
     assert!((20_001..=30_000).contains(&left("other:n").await));
     guard.release().await.unwrap();
     // Invalid values and names are refused.
-    for section in
-        [r#"{"ttl": null}"#, r#"{"ttl": 5000}"#, r#"{"ttl": "5"}"#, r#"{"ttl_ms": 5}"#, r#"{"prefix": 5}"#]
-    {
+    for section in [
+        r#"{"ttl": null}"#,
+        r#"{"ttl": 5000}"#,
+        r#"{"ttl": "5"}"#,
+        "[]",
+        r#"{"ttl_ms": 5}"#,
+        r#"{"prefix": 5}"#,
+    ] {
         assert!(serde_json::from_str::<Options>(section).is_err(), "{section}");
     }
 }

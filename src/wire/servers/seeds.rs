@@ -1,10 +1,17 @@
 //! [`Seeds`]: the nodes of a cluster that a client knows.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, Value};
+
+/// How many servers are kept, and of how many names in a reply: a cluster has at most [1,000
+/// nodes](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/), and may name
+/// each of them for many ranges of slots.
+const MOST_OTHERS: usize = 1_000;
+const MOST_NAMED: usize = 65_536;
 
 /// Servers of a cluster. A subscriber of any of them receives messages published on any other.
 #[derive(Debug)]
@@ -42,14 +49,11 @@ impl Seeds {
     }
 
     pub(super) fn replace_others(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
-        let mut others: Vec<ConnectionInfo> = Vec::new();
-        for node in slots.iter().flat_map(|range| range.iter().skip(2)) {
-            if let Some(info) = with_settings_of(from, node)
-                && !self.named.iter().chain(&others).any(|known| known.addr() == info.addr())
-            {
-                others.push(info);
-            }
-        }
+        let mut known: HashSet<String> = self.named.iter().map(|info| info.addr().to_string()).collect();
+        let nodes = slots.iter().flat_map(|range| range.iter().skip(2));
+        let infos = nodes.take(MOST_NAMED).filter_map(|node| with_settings_of(from, node));
+        let others: Vec<_> =
+            infos.filter(|info| known.insert(info.addr().to_string())).take(MOST_OTHERS).collect();
         // A server that was removed from its cluster knows of no slots: its reply says nothing
         // about the others.
         if !slots.is_empty() {

@@ -29,7 +29,12 @@ impl SlotTable {
         known.entry(from.address.clone()).or_insert_with(|| Arc::clone(from));
         let mut masters = HashMap::new();
         self.slots.clear();
-        for range in slots {
+        // A slot has one master, so no table is longer than this, whatever a server replies.
+        let mut left = usize::from(SLOTS);
+        for range in slots.iter().take(left) {
+            if left == 0 {
+                break;
+            }
             let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { continue };
             let Some(info) = with_settings_of(&from.info, master) else { continue };
             let address = info.addr().to_string();
@@ -37,8 +42,12 @@ impl SlotTable {
                 masters.insert(address, master);
             }
             let master = master_at(&mut masters, info);
-            let slots = (*first..=*last).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?));
-            self.slots.extend(slots.take(SLOTS.into()).map(|slot| (slot, Arc::clone(&master))));
+            for number in (*first..=*last).take(left) {
+                left -= 1;
+                if let Some(slot) = u16::try_from(number).ok().and_then(Slot::new) {
+                    self.slots.insert(slot, Arc::clone(&master));
+                }
+            }
         }
         self.masters = masters;
         self.learned = Some(Instant::now());
@@ -66,4 +75,33 @@ pub(super) fn unserved() -> RedisError {
 
 pub(super) fn not_in_a_cluster(address: &str) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, "the server knows no slots", address.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+    use redis::IntoConnectionInfo;
+
+    fn range(first: i64, last: i64, port: i64) -> Vec<Value> {
+        let host = Value::BulkString(b"10.0.0.1".to_vec());
+        vec![Value::Int(first), Value::Int(last), Value::Array(vec![host, Value::Int(port)])]
+    }
+
+    /// The number of slots and of masters after a reply.
+    fn adopted(slots: &[Vec<Value>]) -> (usize, usize) {
+        let from = Arc::new(Master::new("redis://10.0.0.1:7000".into_connection_info().unwrap()));
+        let mut table = SlotTable::default();
+        table.adopt(slots, &from);
+        (table.slots.len(), table.masters.len())
+    }
+
+    #[test]
+    fn a_table_is_no_longer_than_that_of_all_slots() {
+        assert_eq!(adopted(&[range(0, 9, 7000), range(10, 16_383, 7001)]), (16_384, 2));
+        // Work is counted by its results: each range would be the table of all slots.
+        let hostile: Vec<_> = (0..200_000).map(|port| range(0, 16_383, 1 + port % 60_000)).collect();
+        assert_eq!(adopted(&hostile), (16_384, 1), "nothing is left for other ranges");
+        assert_eq!(adopted(&[range(i64::MIN, i64::MAX, 7000)]).0, 0);
+    }
 }
