@@ -1,6 +1,9 @@
 //! What the errors of a connection mean, among them which error replies refuse a script before it
 //! runs.
 
+use std::error::Error;
+use std::sync::Arc;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// Error codes with which a server refuses a request before it has written anything.
@@ -34,7 +37,10 @@ const STOP_AT_FIRST_WRITE: &[&str] = &["READONLY", "OOM", "MISCONF", "NOREPLICAS
 
 /// Errors without a code with which a server refuses a request that it cannot run.
 const UNKNOWN_COMMAND: &[&str] =
-    &["unknown command", "wrong number of arguments for 'eval", "max number of clients reached"];
+    &["unknown command", "wrong number of arguments for 'eval", TOO_MANY_CLIENTS];
+
+/// What a server with `maxclients` connections says to one more, as it closes it.
+const TOO_MANY_CLIENTS: &str = "max number of clients reached";
 
 /// Whether the server sent an error reply.
 pub(super) fn is_error_reply(error: &RedisError) -> bool {
@@ -59,11 +65,13 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
     REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
 }
 
-/// Whether the server has no database of the number that the URL names. The client library keeps
-/// no code of that reply.
-pub(super) fn refuses_database(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
-        && error.detail().is_some_and(|detail| detail.contains("DB index"))
+/// Whether a server says this as it accepts a connection, which it then closes.
+pub(super) fn refuses_connection(error: &RedisError) -> bool {
+    error.code() == Some("DENIED") || has_too_many_clients(error)
+}
+
+fn has_too_many_clients(error: &RedisError) -> bool {
+    is_error_reply(error) && error.detail().is_some_and(|detail| detail.starts_with(TOO_MANY_CLIENTS))
 }
 
 /// Errors of a server that starts, fails over, moves slots, cannot write for now, or runs another
@@ -84,6 +92,7 @@ pub(super) fn is_transient_reply(source: &RedisError) -> bool {
     ) || source.code() == Some("BUSY")
         || is_demoted(source)
         || refuses_writes(source)
+        || has_too_many_clients(source)
 }
 
 /// Whether a server of a cluster replied that another one serves the slot, or none at the moment:
@@ -92,6 +101,30 @@ pub(super) fn is_transient_reply(source: &RedisError) -> bool {
 pub(super) fn was_redirected(error: &RedisError) -> bool {
     use ServerErrorKind as Kind;
     matches!(error.kind(), ErrorKind::Server(Kind::Moved | Kind::Ask | Kind::TryAgain | Kind::ClusterDown))
+}
+
+/// Whether another server of a cluster serves the slot.
+pub(super) fn is_moved(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::Moved)
+}
+
+/// That reply to a client that takes the server for the only one: none of its requests will be
+/// redirected.
+pub(super) fn node_of_a_cluster(moved: &RedisError) -> RedisError {
+    let text = "the server is a node of a cluster: call LocksBuilder::cluster";
+    RedisError::from((ErrorKind::InvalidClientConfig, text, moved.to_string()))
+}
+
+/// Whether TLS failed, as with a certificate of an authority that one side does not know: the next
+/// attempt fails as well.
+pub(super) fn is_of_tls(error: &RedisError) -> bool {
+    io_error(error).is_some_and(|error| error.kind() == std::io::ErrorKind::InvalidData)
+}
+
+/// The error of the operating system or of a runtime, which the client library shares.
+pub(super) fn io_error(error: &RedisError) -> Option<&std::io::Error> {
+    let source = error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    source.downcast_ref::<std::io::Error>()
 }
 
 /// Whether Redis 6 wrapped an error with this code into that of the script.
@@ -109,10 +142,10 @@ pub(super) fn is_demoted(error: &RedisError) -> bool {
         || says("WAIT cannot be used with replica")
 }
 
-/// Whether a master refuses writes, for lack of replicas or because it cannot save: the request has
-/// written nothing.
+/// Whether a master refuses writes, for lack of replicas or of memory, or because it cannot save:
+/// the request has written nothing.
 fn refuses_writes(error: &RedisError) -> bool {
-    lacks_replicas(error) || says(error, "MISCONF")
+    lacks_replicas(error) || says(error, "MISCONF") || says(error, "OOM")
 }
 
 pub(super) fn lacks_replicas(error: &RedisError) -> bool {
@@ -181,6 +214,33 @@ mod tests {
         ] {
             assert!(was_refused(&error_reply(line)), "{line}");
         }
+    }
+
+    /// `docs/errors.md` has the table of these errors for users.
+    #[test]
+    fn the_page_on_errors_says_what_may_have_run_and_what_passes() {
+        let page = include_str!("../../docs/errors.md");
+        let mut codes = Vec::new();
+        for row in page.lines().filter(|line| line.starts_with("| `") && line.matches('|').count() == 4) {
+            let [_, errors, may_have_run, passes, _] = row.split('|').collect::<Vec<_>>().try_into().unwrap();
+            for code in errors.split('`').skip(1).step_by(2) {
+                let Some(code) = code.split(' ').next().filter(|code| code.to_uppercase() == *code) else {
+                    continue;
+                };
+                let line = if code == "ERR" {
+                    errors.trim().trim_matches('`').split('`').next().unwrap()
+                } else {
+                    code
+                };
+                let error = error_reply(&format!("{line} for some reason"));
+                assert_eq!(was_refused(&error), may_have_run.trim() == "no", "{row}");
+                assert_eq!(is_transient_reply(&error), passes.trim() != "no", "{row}");
+                codes.push(code);
+            }
+        }
+        let missing: Vec<_> =
+            REFUSED.iter().filter(|code| !codes.contains(code) && **code != "NOSCRIPT").collect();
+        assert!(missing.is_empty() && codes.contains(&"ERR"), "{missing:?} of {codes:?}");
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! [`Failure`]: why a request has no reply, whether it may have run, and whether it may work later.
 //! [`NodeReplies`]: what each node of a quorum replied.
 
-use std::error::Error as StdError;
 use std::fmt;
-use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 use tokio::task::JoinError;
 
-use super::error_replies::{is_error_reply, is_transient_reply, refuses_database, was_refused};
+use super::error_replies::{io_error, is_error_reply, is_of_tls, is_transient_reply, was_refused};
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
 /// Why a request has no usable reply.
@@ -166,11 +164,15 @@ impl Failure {
     /// Whether the same request may succeed later without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match &self.cause {
-            Cause::Unsent(source) => {
-                !matches!(source.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
-                    && !refuses_database(source)
+            Cause::Unsent(source) | Cause::Sent(source) => {
+                let is_mistake = matches!(
+                    source.kind(),
+                    ErrorKind::AuthenticationFailed
+                        | ErrorKind::InvalidClientConfig
+                        | ErrorKind::MasterNameNotFoundBySentinel
+                );
+                !is_mistake && !is_of_tls(source) && (!is_error_reply(source) || is_transient_reply(source))
             }
-            Cause::Sent(source) => !is_error_reply(source) || is_transient_reply(source),
             Cause::Corrupt { .. } | Cause::Reply { .. } | Cause::NotAdmitted | Cause::RuntimeEnded => false,
             Cause::Unreplicated { .. } => true,
             Cause::NoQuorum(answers) => {
@@ -220,11 +222,7 @@ impl fmt::Display for Failure {
 
 /// Whether the error comes from a cancelled task: a runtime cancels its tasks as it shuts down.
 fn is_cancelled(error: &RedisError) -> bool {
-    let Some(source) = error.source() else { return false };
-    // The client library shares the error that caused it.
-    let source = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
-    let source = source.and_then(|shared| shared.downcast_ref::<std::io::Error>());
-    let task = source.and_then(|source| source.get_ref()?.downcast_ref::<JoinError>());
+    let task = io_error(error).and_then(|source| source.get_ref()?.downcast_ref::<JoinError>());
     task.is_some_and(JoinError::is_cancelled)
 }
 

@@ -8,7 +8,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 
 use super::answers::{LATE, NOT_ADMITTED};
-use super::error_replies::{is_broken, too_slow, was_redirected, was_refused};
+use super::error_replies::{is_broken, is_moved, node_of_a_cluster, too_slow, was_redirected, was_refused};
 use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
 use super::in_flight::InFlight;
@@ -346,6 +346,9 @@ impl Node {
         // In a cluster, a request may first have to connect.
         let is_unsent = || was_redirected(&error) || error.is_connection_refusal();
         let has_not_run = was_refused(&error) || self.is_cluster() && is_unsent();
+        if !self.is_cluster() && is_moved(&error) {
+            return Failure::unsent(node_of_a_cluster(&error));
+        }
         Failure::sent(error, !has_not_run)
     }
 

@@ -18,7 +18,7 @@ use super::handshake::Handshake;
 use super::server_clock::ServerClock;
 #[cfg(feature = "sentinel")]
 use super::servers::SentinelMaster;
-use super::servers::{Connecting, Connection, Endpoint};
+use super::servers::{Connecting, Connection, EXPLAINING, Endpoint};
 
 /// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]
@@ -156,7 +156,10 @@ impl SharedConnection {
             Ok((connection, second, run))
         };
         let (connection, second, run) =
-            timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow()))?;
+            match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
+                Ok(connected) => connected,
+                Err(failure) => return Err(self.endpoint.explain(failure, self.limit / EXPLAINING).await),
+            };
         let made = |connection| Arc::new(LiveConnection { connection, generation, run: run.clone() });
         let _tasks = self.look_after(generation);
         let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };

@@ -42,8 +42,8 @@ const LAYERS: [(&str, &[&str]); 4] = [
 const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
-        "answers error_replies failure script server_clock request transport connecting seeds \
-         sentinel last_reply sending batcher master slot_table first_reply masters cluster \
+        "answers error_replies failure script server_clock request transport connecting refused_connection \
+         seeds sentinel last_reply sending batcher master slot_table first_reply masters cluster \
          connection endpoint servers handshake shared_connection in_flight spoilt_keys outage \
          node votes quorum asking wake_message late_notifications mailboxes wakeups",
     ),

@@ -19,6 +19,7 @@ use super::cluster::ClusterClient;
 use super::connection::Connection;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
+use super::refused_connection::explain;
 #[cfg(feature = "cluster")]
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
@@ -104,6 +105,19 @@ impl Endpoint {
             sentinel.record_master(master);
         }
         Ok((one, Some(second)))
+    }
+
+    /// The server's reason for the failure of a new connection, if it gives one.
+    pub(in crate::wire) async fn explain(&self, failure: RedisError, limit: Duration) -> RedisError {
+        match self {
+            Endpoint::Server(client) => explain(client.get_connection_info().addr(), failure, limit).await,
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => failure, // it does not name its server
+            #[cfg(feature = "sentinel")]
+            Endpoint::Sentinel(_) => failure, // of its master, which has explained it
+            #[cfg(feature = "cluster")]
+            Endpoint::Cluster(_) => failure, // of one of its masters, which has explained it
+        }
     }
 
     /// A human-readable label: the address, as far as a permanent one is known.

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
 use super::connecting::Connecting;
+use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
 
 /// A master, or a server that was named as one.
@@ -85,7 +86,10 @@ impl Master {
             pipeline.ignore_errors().query_async::<Vec<Result<Value, RedisError>>>(&mut connection).await?;
             Ok(connection)
         };
-        let connection = timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow()))?;
+        let connection = match timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow())) {
+            Ok(connection) => connection,
+            Err(failure) => return Err(explain(self.info.addr(), failure, limit / EXPLAINING).await),
+        };
         let batcher = Arc::new(Batcher::new(connection, limit, runtime));
         let live = Live { batcher, number };
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());

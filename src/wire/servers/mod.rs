@@ -18,6 +18,7 @@ mod last_reply;
 mod master;
 #[cfg(feature = "cluster")]
 mod masters;
+mod refused_connection;
 #[cfg(feature = "cluster")]
 mod seeds;
 mod sending;
@@ -30,6 +31,7 @@ mod transport;
 pub(super) use connecting::Connecting;
 pub(super) use connection::Connection;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
+pub(super) use refused_connection::EXPLAINING;
 #[cfg(feature = "cluster")]
 pub(crate) use seeds::Seeds;
 pub(super) use sending::{SentFlag, TimedReply};

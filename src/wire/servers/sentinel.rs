@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::super::error_replies::too_slow;
+use super::refused_connection::{EXPLAINING, explain};
 use super::transport::config;
 
 /// How long to wait for the other sentinels once one has replied.
@@ -84,15 +85,23 @@ impl SentinelMaster {
             return Err(failure);
         };
         let master = Client::open(self.at(latest))?;
-        let mut connection = master.get_multiplexed_async_connection_with_config(&self.config()).await?;
-        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
-        match role.first() {
-            Some(Value::BulkString(role)) if role == b"master" => Ok(master),
-            _ => {
+        match self.role_of(&master).await {
+            Ok(Some(Value::BulkString(role))) if role == b"master" => Ok(master),
+            Ok(_) => {
+                // It may become one: a failover is under way.
                 let text = "the sentinels name a server that is not a master";
-                Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name.clone())))
+                Err(RedisError::from((ErrorKind::UnexpectedReturnType, text, self.name.clone())))
+            }
+            Err(failure) => {
+                Err(explain(master.get_connection_info().addr(), failure, self.limit / EXPLAINING).await)
             }
         }
+    }
+
+    async fn role_of(&self, server: &Client) -> Result<Option<Value>, RedisError> {
+        let mut connection = server.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+        Ok(role.into_iter().next())
     }
 
     /// Whether the sentinels place the master elsewhere than requests are sent.
@@ -136,6 +145,7 @@ impl SentinelMaster {
         questions.cmd("SENTINEL").arg("MASTER").arg(&self.name);
         questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
         let (known, address): (Value, Value) = questions.ignore_errors().query_async(&mut connection).await?;
+        let address = address.extract_error()?; // of a server that is no sentinel
         let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)? else {
             let text = "no sentinel knows a master of this name";
             return Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name)));

@@ -1,6 +1,7 @@
 //! Errors: the failed operation, its lock and server, the cause, and whether the request may have
 //! run.
 
+mod connecting;
 mod corrupt_keys;
 mod outcomes;
 mod runtime;

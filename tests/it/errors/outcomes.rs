@@ -93,7 +93,7 @@ async fn acquire_refused_up_front_is_not_released() {
             &["ACL", "SETUSER", "default", "-evalsha"],
             &["ACL", "SETUSER", "default", "+evalsha"],
         ),
-        ("OOM", false, &["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]),
+        ("OOM", true, &["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]),
         ("READONLY", true, &["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]),
         (
             "NOREPLICAS",

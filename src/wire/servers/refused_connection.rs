@@ -1,0 +1,74 @@
+//! [`explain`]: why a server does not answer on a new connection. It may have said so as it
+//! accepted, before it read anything, and a connection that finds itself closed while it writes
+//! does not read that.
+
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ErrorKind, RedisError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::super::error_replies::{is_broken, is_error_reply, refuses_connection};
+
+/// The part of a limit that this may take after an attempt to connect.
+pub(in crate::wire) const EXPLAINING: u32 = 4;
+
+/// A line that is no command, in the form of a TLS alert. Without TLS, a server answers that it
+/// does not know this command or this client; with TLS, by an alert of its own.
+fn question() -> Vec<u8> {
+    let head = [21, 3, 1, 1, 1]; // an alert of TLS 1.0, of 257 bytes, without a byte of 0
+    [&head[..], &[b'x'; 255], b"\r\n"].concat()
+}
+
+/// How much of that is read.
+const LONGEST: usize = 256;
+
+/// The first byte of a TLS record: an alert, or a part of a handshake.
+const TLS_RECORDS: [u8; 2] = [21, 22];
+
+/// The server's reason for the failure of a new connection, if it gives one: it refuses connections
+/// for now, or speaks TLS where the client does not, or the reverse. Else the failure itself.
+///
+/// Opens one more connection, for at most `limit`.
+pub(in crate::wire) async fn explain(
+    address: &ConnectionAddr,
+    failure: RedisError,
+    limit: Duration,
+) -> RedisError {
+    let (host, port, is_tls) = match address {
+        ConnectionAddr::Tcp(host, port) => (host, *port, false),
+        ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+        _ => return failure,
+    };
+    // A server that is silent without TLS stays silent.
+    let is_unexplained =
+        if is_tls { !is_error_reply(&failure) } else { is_broken(&failure) && !failure.is_timeout() };
+    if !is_unexplained || failure.is_connection_refusal() {
+        return failure;
+    }
+    let Ok(Ok(said)) = timeout(limit, ask(host, port)).await else { return failure };
+    let mistake = |text| RedisError::from((ErrorKind::InvalidClientConfig, text, address.to_string()));
+    match said.first() {
+        Some(first) if !is_tls && TLS_RECORDS.contains(first) => {
+            mistake("the server expects TLS: its URL begins with rediss://")
+        }
+        Some(b'-') if is_tls => mistake("the server does not speak TLS: its URL begins with redis://"),
+        Some(b'-') => match redis::parse_redis_value(&said).and_then(redis::Value::extract_error) {
+            Err(reason) if refuses_connection(&reason) => reason,
+            _ => failure,
+        },
+        _ => failure,
+    }
+}
+
+/// The first bytes that a server sends.
+async fn ask(host: &str, port: u16) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect((host, port)).await?;
+    // It may have closed the connection, and what it said before that is still there to be read.
+    let _closed_already = stream.write_all(&question()).await;
+    let mut said = vec![0; LONGEST];
+    let count = stream.read(&mut said).await?;
+    said.truncate(count);
+    Ok(said)
+}

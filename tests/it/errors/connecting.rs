@@ -1,0 +1,93 @@
+//! Mistakes that no retry mends end a call at once, whatever `outage_limit` is, and the error says
+//! what is wrong. What a server says as it refuses a connection is what the user reads.
+
+use std::time::Duration;
+
+use redlatch::{Locks, LocksBuilder, Options};
+
+use super::cause;
+use crate::support::tls::{Authority, is_available, url};
+use crate::support::{Deployment, Server, Topology, soon};
+
+fn patient() -> Options {
+    Options::new().node_timeout(Duration::from_secs(2)).outage_limit(Duration::from_secs(3600))
+}
+
+/// A call fails although it may wait for an hour, and says why.
+async fn fails_at_once(what: &str, builder: LocksBuilder, why: &str) {
+    let locks = builder.options(patient()).connect_lazily().unwrap();
+    for _ in 0..2 {
+        let error = soon(what, locks.mutex("x").unwrap().lock()).await.unwrap_err();
+        assert!(!error.is_transient() && !error.is_indeterminate(), "{what}: {error:?}");
+        assert!(format!("{error:?}").contains(why), "{what}: {error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_topology_is_a_lasting_mistake() {
+    let server = Server::start().await;
+    let cluster = Deployment::start(Topology::Cluster).await;
+    let sentinels = Deployment::start(Topology::Sentinel).await;
+    let node = cluster.masters()[0].url();
+    let sentinel = sentinels.entrances()[0].url();
+    let is_node = "the server is a node of a cluster: call LocksBuilder::cluster";
+    for name in ["a", "b", "c"] {
+        // One of these names is in a slot of another node.
+        let locks = Locks::builder().server(node.clone()).options(patient()).connect().await.unwrap();
+        if let Err(error) = soon("an answer", locks.mutex(name).unwrap().lock()).await {
+            assert!(format!("{error:?}").contains(is_node) && !error.is_transient(), "{error:?}");
+        }
+    }
+    fails_at_once("no cluster", Locks::builder().cluster([server.url()]), "cluster support disabled").await;
+    fails_at_once("a sentinel as server", Locks::builder().server(sentinel), "unknown command").await;
+    let as_sentinel = Locks::builder().sentinel([server.url()], "mymaster");
+    fails_at_once("a server as sentinel", as_sentinel, "unknown command").await;
+    let unknown = sentinels.entrances().iter().map(|sentinel| sentinel.url());
+    let unknown = Locks::builder().sentinel(unknown, "another");
+    fails_at_once("an unknown master", unknown, "no sentinel knows a master of this name").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_and_wrong_credentials_are_lasting_mistakes() {
+    let server = Server::start().await;
+    let url = server.url();
+    fails_at_once("no database", Locks::builder().server(format!("{url}99")), "DB index").await;
+    server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
+    fails_at_once("no password", Locks::builder().server(url.clone()), "NOAUTH").await;
+    let wrong = url.replace("redis://", "redis://:wrong@");
+    fails_at_once("a wrong password", Locks::builder().server(wrong), "user name or the password").await;
+}
+
+/// It passes by itself, so a call that may wait is granted the lock once there is room.
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_clients_are_named_and_waited_out() {
+    let server = Server::start().await;
+    let mut admin = server.connection().await;
+    let mut set = async |most: &str| {
+        redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(most).exec_async(&mut admin).await.unwrap();
+    };
+    set("1").await;
+    let locks = |options| Locks::builder().server(server.url()).options(options).connect_lazily().unwrap();
+    let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert!(cause(&error).to_string().contains("max number of clients reached"), "{error:?}");
+    assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
+    let patient = locks(patient());
+    let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
+    set("100").await;
+    soon("there is room", waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_on_one_side_only_is_named() {
+    if !is_available().await {
+        return;
+    }
+    let authority = Authority::new();
+    let (server, port) = authority.server(&[]).await;
+    let plain = format!("redis://127.0.0.1:{port}/");
+    fails_at_once("no TLS", Locks::builder().server(plain), "the server expects TLS").await;
+    let tls = || Locks::builder().server(url(server.port())).tls(authority.certificates());
+    fails_at_once("TLS", tls(), "the server does not speak TLS").await;
+    let stranger = Locks::builder().server(url(port)).tls(Authority::new().certificates());
+    fails_at_once("an unknown authority", stranger, "invalid peer certificate").await;
+}
