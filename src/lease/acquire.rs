@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
+use super::attempt_guard::AttemptGuard;
 use super::close::OpenCall;
 use super::grant_clock::GrantClock;
 use super::local_queue::{LocalTurn, LockEvent};
 use super::lock_request::{LockRequest, unless_closed};
 use super::outage_deadline::OutageDeadline;
-use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::owned_lease::OwnedLease;
 use super::poll_budget::PollBudget;
 use super::waiter::{FIRST_POLL, Waiter, WakeEvent};
 use crate::deployment::NodeSet;
@@ -47,7 +48,7 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let (mut guard, mut backoff) = (AttemptGuard::new(request), ContentionBackoff::default());
     loop {
-        match acquire_round(guard, None).await {
+        match acquire_round(guard).await {
             AcquireOutcome::Granted(hold) => return Ok(Some(hold)),
             AcquireOutcome::Busy { .. } => return Ok(None),
             AcquireOutcome::NoMajority { guard: same, by, .. } => {
@@ -143,7 +144,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
         let subscription = client.wakeups.subscription();
         progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
         let mut is_busy = false;
-        let pause = match acquire_round(waiter.guard, waiter.entry.as_ref()).await {
+        let pause = match acquire_round(waiter.guard).await {
             AcquireOutcome::Granted(hold) => return Ok(hold),
             AcquireOutcome::Refused(error) => return Err(error),
             AcquireOutcome::Expired => {
@@ -168,9 +169,9 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                 outage_deadline.fails(|| failed(request, &waiter.guard, failure))?
             }
             AcquireOutcome::NoMajority { guard, by, taken_for } => {
-                outage_deadline.restore(waiter.entry.is_some());
                 waiter.guard = guard;
-                let mut is_queued = waiter.entry.is_some();
+                let mut is_queued = waiter.guard.entry.is_some();
+                outage_deadline.restore(is_queued);
                 if !is_queued {
                     waiter.guard.abandon();
                     waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
@@ -196,8 +197,8 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
                     }
                     _ => None,
                 };
-                outage_deadline.restore(waiter.entry.is_some());
-                if waiter.entry.is_none() {
+                outage_deadline.restore(waiter.guard.entry.is_some());
+                if waiter.guard.entry.is_none() {
                     // Subscribe, ask again, then sleep: a release in between would be missed.
                     waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
                     continue;
@@ -225,7 +226,7 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
             WakeEvent::Granted(lease) => {
                 progress.woken = WakeReason::Notified;
                 progress.wait.woken(progress.woken);
-                return Ok(waiter.guard.granted(lease, true)); // there is one server
+                return Ok(OwnedLease::new(waiter.guard, lease, true)); // there is one server
             }
             WakeEvent::Notified => WakeReason::Notified,
             WakeEvent::PollDue => WakeReason::Polled,
@@ -260,7 +261,7 @@ async fn wait_in_local_queue(
         if is_held {
             let guard = AttemptGuard::new(request);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
-            match acquire_round(guard, None).await {
+            match acquire_round(guard).await {
                 AcquireOutcome::Granted(hold) => return Ok(LocalQueueOutcome::Entered(hold)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),

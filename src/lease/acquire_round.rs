@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::attempt::QueueEntry;
+use super::attempt_guard::AttemptGuard;
 use super::lease::Lease;
-use super::owned_lease::{AttemptGuard, OwnedLease};
+use super::owned_lease::OwnedLease;
 use super::reply_tally::{ProposalOutcome, ReplyTally, TokenProposals};
 use super::validity::ClockSample;
 use crate::clock::Moment;
@@ -42,7 +42,7 @@ pub(super) enum AcquireOutcome {
 ///
 /// # Cancel safety
 /// Dropped, the attempt is abandoned: what it was granted is released at once.
-pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueEntry>) -> AcquireOutcome {
+pub(super) async fn acquire_round(mut guard: AttemptGuard) -> AcquireOutcome {
     let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
     if client.keeper.has_ended() {
         return AcquireOutcome::Refused(Error::RuntimeEnded { context: context(&guard) });
@@ -53,8 +53,8 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
     let mut granted_before = NodeSet::of([]);
     loop {
         let proposed = proposals.proposed();
-        let call = attempt.acquire(entry, proposals.proposal);
-        guard.before_send(entry);
+        let call = attempt.acquire(guard.entry.as_ref(), proposals.proposal);
+        guard.before_send();
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &attempt, &votes);
         if tally.is_mixed(proposed) {
@@ -91,7 +91,7 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard, entry: Option<&QueueE
                 }
                 let is_unanimous = tally.granted.len() == nodes.deployment.nodes;
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
-                return AcquireOutcome::Granted(guard.granted(lease, is_unanimous));
+                return AcquireOutcome::Granted(OwnedLease::new(guard, lease, is_unanimous));
             }
         }
     }

@@ -5,6 +5,7 @@
 mod acquire;
 mod acquire_round;
 mod attempt;
+mod attempt_guard;
 mod client;
 mod close;
 mod grant_clock;

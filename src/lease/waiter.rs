@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::attempt::QueueEntry;
+use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
-use super::owned_lease::AttemptGuard;
 use super::poll_budget::PollBudget;
 use crate::wire::{AnnouncedGrant, Mailbox};
 
@@ -18,8 +17,6 @@ pub(super) const FIRST_POLL: Duration = Duration::from_millis(250);
 /// How an attempt waits: queued or not, notified or polling.
 pub(super) struct Waiter {
     pub(super) guard: AttemptGuard,
-    /// How it is queued, if it is.
-    pub(super) entry: Option<QueueEntry>,
     /// The longest pause between two polls.
     pub(super) poll: Duration,
     /// How often it asked and the lock was busy.
@@ -41,7 +38,7 @@ impl Waiter {
     pub(super) fn unqueued(request: &LockRequest) -> Waiter {
         let guard = AttemptGuard::new(request);
         let poll = request.poll(&guard.attempt, false);
-        Waiter { guard, entry: None, poll, polls: 0, mailbox: None, grant_clock: None }
+        Waiter { guard, poll, polls: 0, mailbox: None, grant_clock: None }
     }
 
     pub(super) fn notified(request: &LockRequest) -> Waiter {
@@ -49,7 +46,7 @@ impl Waiter {
         waiter.poll = request.poll(&waiter.guard.attempt, true);
         waiter.mailbox = Some(request.client.wakeups.mailbox(waiter.guard.attempt.id));
         let channel = request.client.wakeups.channel();
-        waiter.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
+        waiter.guard.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
         waiter
     }
 
@@ -59,7 +56,7 @@ impl Waiter {
 
     pub(super) fn polling(request: &LockRequest) -> Waiter {
         let mut waiter = Waiter::unqueued(request);
-        waiter.entry = Some(waiter.guard.attempt.queue_entry(None));
+        waiter.guard.entry = Some(waiter.guard.attempt.queue_entry(None));
         waiter
     }
 
@@ -78,12 +75,12 @@ impl Waiter {
             return WakeEvent::PollDue;
         };
         let (mut until, mut is_notified, mut polls) = (Instant::now() + pause, false, self.polls);
-        let AttemptGuard { client, attempt, .. } = &self.guard;
+        let AttemptGuard { client, attempt, entry, .. } = &self.guard;
         let join = |entry| {
             let (servers, pauses) = ((&*client.nodes, &client.wakeups), (until, self.poll));
             client.shared_polls.join(servers, (attempt, entry), pauses)
         };
-        let shared_poll = self.entry.as_ref().filter(|_| is_busy).and_then(join);
+        let shared_poll = entry.as_ref().filter(|_| is_busy).and_then(join);
         loop {
             loop {
                 let woken = async {
@@ -123,7 +120,7 @@ impl Waiter {
 
     /// The lease that a message grants, if it can be trusted.
     fn granted_lease(&self, grant: &AnnouncedGrant) -> Option<Lease> {
-        let AttemptGuard { client, attempt, .. } = &self.guard;
-        self.grant_clock.as_ref()?.lease(client, attempt, self.entry.as_ref()?, grant)
+        let AttemptGuard { client, attempt, entry, .. } = &self.guard;
+        self.grant_clock.as_ref()?.lease(client, attempt, entry.as_ref()?, grant)
     }
 }

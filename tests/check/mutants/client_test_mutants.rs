@@ -41,7 +41,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[edit(
             "src/lease/acquire.rs",
             "if failure.replicas().is_some() {",
-            "if failure.replicas().is_some() && waiter.entry.is_none() {",
+            "if failure.replicas().is_some() && waiter.guard.entry.is_none() {",
         )],
         test: "replicas::grants::replicas_missed_by_a_waiter_leave_the_lock_to_the_next",
     },

@@ -108,7 +108,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
-            file: "src/lease/owned_lease.rs",
+            file: "src/lease/attempt_guard.rs",
             from: "if is_unanimous && !self.attempt.in_flight.is_indeterminate() {",
             to: "if !self.attempt.in_flight.is_indeterminate() {",
         }],
@@ -168,12 +168,12 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "minority-grants-not-released",
         edits: &[
             Edit {
-                file: "src/lease/owned_lease.rs",
+                file: "src/lease/attempt_guard.rs",
                 from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
-                to: "    pub(super) fn abandon(self) {\n        self.disarm();",
+                to: "    pub(super) fn abandon(mut self) {\n        self.leak();",
             },
             Edit {
-                file: "src/lease/owned_lease.rs",
+                file: "src/lease/attempt_guard.rs",
                 from: "        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;",
                 to: "        let _: (_, _, &Arc<crate::wire::InFlight>) = (call, by, &in_flight);",
             },

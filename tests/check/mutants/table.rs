@@ -167,11 +167,18 @@ pub const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "dropped-guards-not-released",
-        edits: &[Edit {
-            file: "src/lease/owned_lease.rs",
-            from: "        if !self.is_disarmed() {\n            self.expect_late_notifications();\n        }\n        if !self.is_disarmed() && !has_nothing_to_undo {",
-            to: "        if !self.is_disarmed() && self.lease.is_some() {",
-        }],
+        edits: &[
+            Edit {
+                file: "src/lease/attempt_guard.rs",
+                from: "            Standing::New | Standing::Left => return,\n",
+                to: "            Standing::Asked { .. } | Standing::Waiting => return,\n            Standing::New | Standing::Left => return,\n",
+            },
+            Edit {
+                file: "src/lease/attempt_guard.rs",
+                from: "        self.expect_late_notifications();\n        if let Some(is_final)",
+                to: "        if let Some(is_final)",
+            },
+        ],
         setting: RESENT,
         rules: &["waiting"],
     },

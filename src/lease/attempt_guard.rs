@@ -1,0 +1,167 @@
+//! [`AttemptGuard`]: the duty to undo an attempt, from before its first request on. [`Standing`]:
+//! what there is to undo.
+
+use std::sync::Arc;
+
+use super::attempt::{Attempt, QueueEntry};
+use super::client::Client;
+use super::lease::Lease;
+use super::lock_request::LockRequest;
+use crate::deployment::NodeSet;
+use crate::wire::{Votes, WaitFor};
+
+/// What the nodes may have of an attempt, and so what must be undone when its guard is dropped.
+///
+/// ```text
+///         before_send        record             hold
+///   ┌─────┐       ┌───────┐         ┌─────────┐      ┌──────┐
+///   │ New ├──────►│ Asked ├────────►│ Waiting ├─────►│ Held ├─┐ hold, as another kind
+///   └─────┘◄──────┤       │◄────────┤         │      │      │◄┘
+///       withdrawn └───┬───┘ before_ └────┬────┘      └──┬───┘
+///                     │     send         │              │ leave, leak
+///                     │ drop             │ drop         │ drop
+///                     ▼                  ▼              ▼
+///                 released,          released if     released      ┌──────┐
+///                 and refused        queued or       ─────────────►│ Left │
+///                 from then on       unknown                       └──────┘
+/// ```
+///
+/// A request that was dropped before it was written has not been sent: `Asked` is then what it was
+/// before, `New` or `Waiting`. Whatever the standing, the nodes also refuse later requests if one
+/// is in flight with an unknown effect.
+enum Standing {
+    /// No request was sent.
+    New,
+    /// A request was sent, and its replies are not recorded yet: it may be granted anything.
+    Asked { is_first: bool },
+    /// All replies are recorded. It is queued if its requests queue it.
+    Waiting,
+    /// It has a lease.
+    Held { has_queued: bool },
+    /// Nothing is left to release, or the hold is meant to stay.
+    Left,
+}
+
+/// Makes sure, from before the first request, that everything an attempt is granted is released: by
+/// its owner or, when this is dropped, by the keeper.
+pub(super) struct AttemptGuard {
+    pub(super) client: Arc<Client>,
+    pub(super) attempt: Arc<Attempt>,
+    /// How its requests queue it, if they do. `None` once it has left the queue.
+    pub(super) entry: Option<QueueEntry>,
+    standing: Standing,
+}
+
+impl AttemptGuard {
+    pub(super) fn new(request: &LockRequest) -> AttemptGuard {
+        let (client, attempt) = (Arc::clone(&request.client), Arc::new(request.attempt()));
+        AttemptGuard { client, attempt, entry: None, standing: Standing::New }
+    }
+
+    /// To be called before a request is sent: from then on it must be undone.
+    pub(super) fn before_send(&mut self) {
+        self.standing = Standing::Asked { is_first: matches!(self.standing, Standing::New) };
+    }
+
+    /// Records the replies to a request. If a majority has decided, the attempt has a lease, which
+    /// is released on all nodes.
+    pub(super) fn record(&mut self, votes: &Votes, has_decided: bool) {
+        self.standing = Standing::Waiting;
+        // A node that has not answered may still grant the lock, unnoticed.
+        if !has_decided && votes.rest.is_some() {
+            self.attempt.in_flight.mark_unknown();
+        }
+    }
+
+    /// Records when the attempt was queued first, on the clock of the only server.
+    pub(super) fn note_queued(&self, time: u64) {
+        if self.entry.is_some() && self.client.nodes.deployment.decides_alone() {
+            self.attempt.note_queued(time);
+        }
+    }
+
+    /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
+    pub(super) fn hold(&mut self, lease: &Lease, is_unanimous: bool) {
+        let has_queued = self.has_queued();
+        // A granted attempt has left the queue; only a late delivery could queue it again.
+        if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
+            self.entry = None;
+        }
+        self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
+        if self.attempt.kind.has_owner {
+            self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
+        }
+        self.standing = Standing::Held { has_queued };
+    }
+
+    /// Releases a grant that cannot be used.
+    pub(super) fn abandon(self) {
+        self.attempt.in_flight.mark_unknown();
+    }
+
+    /// Releases what some nodes granted and waits on. Returns false if the release may run later:
+    /// it could revoke what the attempt is granted until then, so the attempt must not continue.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the keeper releases the grants.
+    pub(super) async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
+        self.before_send();
+        let (call, in_flight) = (self.attempt.release(false, None), Arc::default());
+        self.client.nodes.ask(&call, by, &in_flight, WaitFor::All).await;
+        self.standing = Standing::Waiting;
+        !in_flight.is_indeterminate()
+    }
+
+    /// Nothing is left to release.
+    pub(super) fn leave(&mut self) {
+        self.expect_late_notifications();
+        self.standing = Standing::Left;
+    }
+
+    /// The hold is meant to stay, until its TTL ends it.
+    pub(super) fn leak(&mut self) {
+        self.standing = Standing::Left;
+    }
+
+    /// Whether it was queued at some time.
+    fn has_queued(&self) -> bool {
+        match self.standing {
+            Standing::New | Standing::Left => false,
+            Standing::Asked { .. } | Standing::Waiting => self.entry.is_some(),
+            Standing::Held { has_queued } => has_queued,
+        }
+    }
+
+    /// Releases the lock at once if a server grants it to this attempt later. A server that was set
+    /// back to an earlier state does that.
+    fn expect_late_notifications(&self) {
+        if self.has_queued() {
+            let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
+            self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
+                keeper.abandon(Arc::clone(&attempt), false, None, NodeSet::of([node]));
+            });
+        }
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        let is_unknown = self.attempt.in_flight.is_indeterminate();
+        let is_withdrawn = self.attempt.in_flight.is_withdrawn();
+        // What to release, if anything: `true` if requests that arrive later must be refused.
+        let is_final = match self.standing {
+            Standing::New | Standing::Left => return,
+            Standing::Asked { is_first: true } if is_withdrawn => return,
+            Standing::Asked { .. } if !is_withdrawn => Some(true),
+            Standing::Asked { .. } | Standing::Waiting => {
+                (self.entry.is_some() || is_unknown).then_some(is_unknown)
+            }
+            Standing::Held { .. } => Some(is_unknown),
+        };
+        self.expect_late_notifications();
+        if let Some(is_final) = is_final {
+            let all_nodes = self.client.nodes.all_nodes();
+            self.client.keeper.abandon(Arc::clone(&self.attempt), is_final, self.entry.take(), all_nodes);
+        }
+    }
+}
