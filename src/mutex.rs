@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, acquire_within, try_acquire};
+use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -89,7 +89,7 @@ impl Mutex {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        acquire(&self.lock.request(&MUTEX, None)).await.map(|hold| MutexGuard { hold })
+        acquire(&self.lock.request(&MUTEX, None), None).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex like [`lock`](Mutex::lock), within `limit`, which covers waiting,
@@ -105,7 +105,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
-        acquire_within(&self.lock.request(&MUTEX, None), limit).await.map(|hold| MutexGuard { hold })
+        acquire(&self.lock.request(&MUTEX, None), Some(limit)).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise.

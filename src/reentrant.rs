@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
     Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, SharedHold, SharedHolds, TOO_DEEP, Verbs,
-    acquire, acquire_within, try_acquire,
+    acquire, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Nesting;
@@ -133,7 +133,7 @@ impl ReentrantLock {
         let (owner, request) = self.request();
         match self.outer_hold(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &request, acquire(&request).await?)),
+            None => Ok(self.guard(owner, &request, acquire(&request, None).await?)),
         }
     }
 
@@ -153,7 +153,7 @@ impl ReentrantLock {
         let (owner, request) = self.request();
         match self.outer_hold(&request)? {
             Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &request, acquire_within(&request, limit).await?)),
+            None => Ok(self.guard(owner, &request, acquire(&request, Some(limit)).await?)),
         }
     }
 

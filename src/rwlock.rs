@@ -9,8 +9,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire,
-    acquire_within, try_acquire,
+    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Options;
@@ -199,7 +198,7 @@ impl RwLock {
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
     /// grant that it received meanwhile is released at once.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read()).await.map(|hold| self.read_guard(hold))
+        acquire(&self.to_read(), None).await.map(|hold| self.read_guard(hold))
     }
 
     /// Acquires the lock to write, waiting until no other owner holds it.
@@ -212,7 +211,7 @@ impl RwLock {
     /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled
     /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write()).await.map(|hold| self.write_guard(hold))
+        acquire(&self.to_write(), None).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read like [`read`](RwLock::read), within `limit`, which covers waiting,
@@ -227,7 +226,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire_within(&self.to_read(), limit).await.map(|hold| self.read_guard(hold))
+        acquire(&self.to_read(), Some(limit)).await.map(|hold| self.read_guard(hold))
     }
 
     /// Acquires the lock to write like [`write`](RwLock::write), within `limit`, which covers
@@ -241,7 +240,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire_within(&self.to_write(), limit).await.map(|hold| self.write_guard(hold))
+        acquire(&self.to_write(), Some(limit)).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read if no other owner writes or waits to write; returns `None`

@@ -36,6 +36,7 @@ const TTL_ROUNDING: Duration = Duration::from_millis(1);
 /// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
 /// another client holds the lock.
 pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
+    // Dropped after the call: a close must find what it had, here or with the keeper.
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     let trying = async {
         let outcome = try_once(request).await;
@@ -45,14 +46,35 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
     unless_closed(request, pin!(acquiring(request.described(), pin!(trying)))).await
 }
 
+/// Waits for the lock, for at most `limit` if there is one, which covers connecting, waiting and
+/// retrying. A limit of zero means one try: the first request would never be answered in time.
+pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> Result<OwnedLease, Error> {
+    if let Some(limit @ Duration::ZERO) = limit {
+        let granted = try_acquire(request).await?;
+        return granted.ok_or_else(|| Error::TimedOut { context: request.context(), limit });
+    }
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
+    let waiting = async {
+        let mut progress = Progress::default();
+        let outcome = match limit {
+            None => wait(request, &mut progress).await,
+            Some(limit) => {
+                let outcome = timeout(limit, wait(request, &mut progress)).await;
+                outcome.unwrap_or_else(|_| Err(progress.out_of_time(request, limit)))
+            }
+        };
+        (outcome, Some(progress.woken))
+    };
+    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
+}
+
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let (mut guard, mut backoff) = (AttemptGuard::new(request), ContentionBackoff::default());
     loop {
-        match acquire_round(guard).await {
-            AcquireOutcome::Granted(hold) => return Ok(Some(hold)),
+        match acquire_round(&mut guard).await {
+            AcquireOutcome::Granted(granted) => return Ok(Some(OwnedLease::new(guard, granted))),
             AcquireOutcome::Busy { .. } => return Ok(None),
-            AcquireOutcome::NoMajority { guard: same, by, .. } => {
-                guard = same;
+            AcquireOutcome::NoMajority { by, .. } => {
                 if backoff.pauses == MAX_RETRIES || !guard.release_partial_grant(by).await {
                     guard.abandon();
                     return Ok(None);
@@ -60,51 +82,15 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
                 sleep(backoff.pause()).await;
             }
             AcquireOutcome::Expired => return Err(request.lost()),
-            AcquireOutcome::Failed(guard, failure) => return Err(failed(request, &guard, failure)),
+            AcquireOutcome::Failed(failure) => return Err(failed(request, &guard, failure)),
             AcquireOutcome::Refused(error) => return Err(error),
         }
     }
 }
 
-/// Waits for at most `limit`, which covers connecting, waiting and retrying. A limit of zero means
-/// one try: the first request would never be answered in time.
-pub(crate) async fn acquire_within(request: &LockRequest, limit: Duration) -> Result<OwnedLease, Error> {
-    let timed_out = || Error::TimedOut { context: request.context(), limit };
-    if limit.is_zero() {
-        return try_acquire(request).await?.ok_or_else(timed_out);
-    }
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    let waiting = async {
-        let mut progress = Progress::default();
-        let outcome = timeout(limit, wait(request, &mut progress)).await;
-        let Progress { replica_failure, woken, in_flight, wait: _ended } = progress;
-        // As far as is known the lock was free: the server failed, or its replicas did. Most
-        // requests that found the outage were those of other tasks; whether this call sent one is
-        // known now that it was dropped. What it is granted is released.
-        let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
-        let may_have_run = replica_failure.is_some() || in_flight.is_some_and(|sent| sent.is_indeterminate());
-        let failed = |failure: Failure| request.error(failure.with_effect_if(may_have_run));
-        let outcome =
-            outcome.unwrap_or_else(|_| Err(replica_failure.or_else(outage).map_or_else(timed_out, failed)));
-        (outcome, Some(woken))
-    };
-    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
-}
-
 /// The error of a failed request. An earlier request of the same attempt may have had an effect.
 fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Error {
     request.error(failure.with_effect_if(guard.attempt.in_flight.is_indeterminate()))
-}
-
-/// Waits without a limit.
-pub(crate) async fn acquire(request: &LockRequest) -> Result<OwnedLease, Error> {
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    let waiting = async {
-        let mut progress = Progress::default();
-        let outcome = wait(request, &mut progress).await;
-        (outcome, Some(progress.woken))
-    };
-    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
 }
 
 /// What is known of a wait, also after it was dropped.
@@ -120,9 +106,23 @@ struct Progress {
     wait: WaitSpan,
 }
 
-/// The wait loop.
+impl Progress {
+    /// The error of a wait that was dropped. If the server failed, or its replicas did, the lock
+    /// was free as far as is known. Most requests that found an outage were those of other tasks;
+    /// whether this call sent one is known now. What it is granted is released.
+    fn out_of_time(&mut self, request: &LockRequest, limit: Duration) -> Error {
+        let has_sent = self.in_flight.as_ref().is_some_and(|sent| sent.is_indeterminate());
+        let may_have_run = self.replica_failure.is_some() || has_sent;
+        let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
+        match self.replica_failure.take().or_else(outage) {
+            Some(failure) => request.error(failure.with_effect_if(may_have_run)),
+            None => Error::TimedOut { context: request.context(), limit },
+        }
+    }
+}
+
+/// Waits behind the other tasks of this client, and then in Redis.
 async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
-    let client = &request.client;
     let front = if request.queues_inside() {
         match wait_in_local_queue(request, progress).await? {
             LocalQueueOutcome::Front(turn) => Some(turn),
@@ -131,107 +131,161 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
     } else {
         None
     };
-    let mut waiter = match client.wakeups.subscription() {
-        Some(_) => Waiter::notified(request),
+    let waiter = match request.client.wakeups.subscription() {
+        Some(_) => Waiter::queued(request, true),
         None => Waiter::unqueued(request),
     };
-    let mut outage_deadline = OutageDeadline::new(request);
-    let mut backoff = ContentionBackoff::default();
-    let mut budget = PollBudget::new();
-    // The end of the last hold whose owner was announced, on the server's clock.
-    let mut announced: Option<Duration> = None;
-    loop {
-        let subscription = client.wakeups.subscription();
-        progress.in_flight = Some(Arc::clone(&waiter.guard.attempt.in_flight));
-        let mut is_busy = false;
-        let pause = match acquire_round(waiter.guard).await {
-            AcquireOutcome::Granted(hold) => return Ok(hold),
-            AcquireOutcome::Refused(error) => return Err(error),
-            AcquireOutcome::Expired => {
-                waiter = Waiter::new(request, waiter.mailbox.is_some());
-                outage_deadline.fails(|| request.lost())?
-            }
-            AcquireOutcome::Failed(guard, failure) => {
-                request.client.local_queues.announce(&request.name, LockEvent::Failing);
-                announced = None; // a waiter may have missed the event before this one
-                waiter.guard = guard;
-                if failure.replicas().is_some() {
-                    // The lock was granted, but other clients may hold it until the required
-                    // replicas have the grant. They may never have it: the server responds, so
-                    // waiting for a lease to expire gains nothing.
-                    progress.replica_failure = Some(failure.clone());
-                    outage_deadline.has_queued = false;
-                    if !waiter.guard.release_partial_grant(client.nodes.all_nodes()).await {
-                        waiter.guard.abandon();
-                        waiter = Waiter::new(request, waiter.mailbox.is_some());
+    let wait = Wait {
+        request,
+        progress,
+        waiter,
+        outage_deadline: OutageDeadline::new(request),
+        backoff: ContentionBackoff::default(),
+        budget: PollBudget::new(),
+        announced: None,
+        front,
+    };
+    wait.run().await
+}
+
+/// The wait loop: asks, and sleeps until there is a reason to ask again.
+struct Wait<'a> {
+    request: &'a LockRequest,
+    progress: &'a mut Progress,
+    waiter: Waiter,
+    outage_deadline: OutageDeadline<'a>,
+    backoff: ContentionBackoff,
+    budget: PollBudget,
+    /// The end of the last hold whose owner was announced, on the server's clock.
+    announced: Option<Duration>,
+    /// The turn of this task. Dropped after the waiter: what this task had is left to the keeper
+    /// before the next one asks.
+    front: Option<LocalTurn>,
+}
+
+impl Wait<'_> {
+    async fn run(mut self) -> Result<OwnedLease, Error> {
+        loop {
+            self.progress.in_flight = Some(Arc::clone(&self.waiter.guard.attempt.in_flight));
+            let mut is_busy = false;
+            let pause = match acquire_round(&mut self.waiter.guard).await {
+                AcquireOutcome::Granted(granted) => return Ok(OwnedLease::new(self.waiter.guard, granted)),
+                AcquireOutcome::Refused(error) => return Err(error),
+                AcquireOutcome::Expired => {
+                    self.try_anew();
+                    self.outage_deadline.fails(|| self.request.lost())?
+                }
+                AcquireOutcome::Failed(failure) => self.on_failed(failure).await?,
+                AcquireOutcome::NoMajority { by, taken_for } => self.on_no_majority(by, taken_for).await,
+                AcquireOutcome::Busy { free_in, clock } => {
+                    is_busy = true;
+                    match self.on_busy(free_in, clock).await {
+                        Some(pause) => pause,
+                        None => continue,
                     }
                 }
-                outage_deadline.fails(|| failed(request, &waiter.guard, failure))?
+            };
+            let event = self.waiter.sleep(pause, is_busy, &mut self.budget).await;
+            let is_notified = !matches!(event, WakeEvent::PollDue);
+            self.progress.woken = if is_notified { WakeReason::Notified } else { WakeReason::Polled };
+            self.progress.wait.woken(self.progress.woken);
+            if let WakeEvent::Granted(granted) = event {
+                return Ok(OwnedLease::new(self.waiter.guard, granted));
             }
-            AcquireOutcome::NoMajority { guard, by, taken_for } => {
-                waiter.guard = guard;
-                let mut is_queued = waiter.guard.entry.is_some();
-                outage_deadline.restore(is_queued);
-                if !is_queued {
-                    waiter.guard.abandon();
-                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
-                } else if (taken_for.is_some() || backoff.releases_partial_grant(by))
-                    && !waiter.guard.release_partial_grant(by).await
-                {
-                    waiter.guard.abandon();
-                    waiter = Waiter::new(request, waiter.mailbox.is_some());
-                    is_queued = false;
-                }
-                match taken_for {
-                    // An attempt that is not queued is not notified.
-                    Some(free_in) if is_queued => free_in.min(waiter.poll),
-                    _ => backoff.pause(),
-                }
-            }
-            AcquireOutcome::Busy { guard, free_in, clock_sample } => {
-                progress.replica_failure = None;
-                waiter.guard = guard;
-                waiter.grant_clock = match (subscription, clock_sample) {
-                    (Some(subscription), Some((sample, generation))) => {
-                        Some(GrantClock { sample, generation, subscription })
-                    }
-                    _ => None,
-                };
-                outage_deadline.restore(waiter.guard.entry.is_some());
-                if waiter.guard.entry.is_none() {
-                    // Subscribe, ask again, then sleep: a release in between would be missed.
-                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);
-                    continue;
-                }
-                if waiter.mailbox.is_some() && client.wakeups.subscription().is_none() {
-                    waiter = Waiter::polling(request);
-                    continue;
-                }
-                // The hold ends at another time once another owner has the lock, or has renewed it.
-                let ends = clock_sample.map(|(sample, _)| Duration::from_micros(sample.server) + free_in);
-                let is_known =
-                    ends.zip(announced).is_some_and(|(ends, known)| ends.abs_diff(known) <= TTL_ROUNDING);
-                if let Some(front) = front.as_ref().filter(|_| !is_known)
-                    && announce_holder(request, front).await
-                {
-                    announced = ends;
-                }
-                is_busy = true;
-                progress.wait.begin(&request.name, request.kind.name);
-                waiter.polls += 1;
-                (free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))
-            }
-        };
-        progress.woken = match waiter.sleep(pause, is_busy, &mut budget).await {
-            WakeEvent::Granted(lease) => {
-                progress.woken = WakeReason::Notified;
-                progress.wait.woken(progress.woken);
-                return Ok(OwnedLease::new(waiter.guard, lease, true)); // there is one server
-            }
-            WakeEvent::Notified => WakeReason::Notified,
-            WakeEvent::PollDue => WakeReason::Polled,
-        };
-        progress.wait.woken(progress.woken);
+        }
+    }
+
+    /// A request failed. Returns how long to pause.
+    async fn on_failed(&mut self, failure: Failure) -> Result<Duration, Error> {
+        let client = &self.request.client;
+        client.local_queues.announce(&self.request.name, LockEvent::Failing);
+        self.announced = None; // a waiter may have missed the event before this one
+        if failure.replicas().is_some() {
+            // The lock was granted, but other clients may hold it until the required replicas have
+            // the grant. They may never have it: the server responds, so waiting for a lease to
+            // expire gains nothing.
+            self.progress.replica_failure = Some(failure.clone());
+            self.outage_deadline.has_queued = false;
+            self.release_partial_grant(client.nodes.all_nodes()).await;
+        }
+        self.outage_deadline.fails(|| failed(self.request, &self.waiter.guard, failure))
+    }
+
+    /// Some nodes granted the lock, but no majority. Returns how long to pause.
+    async fn on_no_majority(&mut self, by: NodeSet, taken_for: Option<Duration>) -> Duration {
+        let mut is_queued = self.waiter.guard.entry.is_some();
+        self.outage_deadline.restore(is_queued);
+        if !is_queued {
+            self.waiter.guard.abandon();
+            self.queue().await;
+        } else if taken_for.is_some() || self.backoff.releases_partial_grant(by) {
+            is_queued = self.release_partial_grant(by).await;
+        }
+        match taken_for {
+            // An attempt that is not queued is not notified.
+            Some(free_in) if is_queued => free_in.min(self.waiter.poll),
+            _ => self.backoff.pause(),
+        }
+    }
+
+    /// Another client holds the lock. Returns how long to pause; `None`: ask again at once.
+    async fn on_busy(&mut self, free_in: Duration, clock: Option<GrantClock>) -> Option<Duration> {
+        let is_queued = self.waiter.guard.entry.is_some();
+        let ends = clock.as_ref().map(|clock| Duration::from_micros(clock.sample.server) + free_in);
+        self.waiter.grant_clock = clock;
+        self.progress.replica_failure = None;
+        self.outage_deadline.restore(is_queued);
+        if !is_queued {
+            // Subscribe, ask again, then sleep: a release in between would be missed.
+            self.queue().await;
+            return None;
+        }
+        if self.waiter.mailbox.is_some() && self.request.client.wakeups.subscription().is_none() {
+            self.waiter = Waiter::queued(self.request, false);
+            return None;
+        }
+        self.announce_holder(ends).await;
+        self.progress.wait.begin(&self.request.name, self.request.kind.name);
+        self.waiter.polls += 1;
+        Some((free_in + Duration::from_millis(1)).min(self.waiter.pause(self.waiter.polls)))
+    }
+
+    /// Goes on with an attempt that is queued, and is notified if messages arrive.
+    async fn queue(&mut self) {
+        let is_notified = self.request.client.wakeups.start(self.waiter.poll).await;
+        self.waiter = Waiter::queued(self.request, is_notified);
+    }
+
+    /// Goes on with another attempt, which waits like the one before.
+    fn try_anew(&mut self) {
+        self.waiter = Waiter::queued(self.request, self.waiter.mailbox.is_some());
+    }
+
+    /// Releases what some nodes granted. Returns false if the attempt had to end, and goes on with
+    /// another one.
+    async fn release_partial_grant(&mut self, by: NodeSet) -> bool {
+        let may_continue = self.waiter.guard.release_partial_grant(by).await;
+        if !may_continue {
+            self.waiter.guard.abandon();
+            self.try_anew();
+        }
+        may_continue
+    }
+
+    /// Notifies the local waiters whose owner holds the lock, for instance through another client.
+    /// Without a request of their own they would not notice before all tasks ahead of them had
+    /// their turn. The hold ends at another time once another owner has the lock, or has renewed
+    /// it.
+    async fn announce_holder(&mut self, ends: Option<Duration>) {
+        let is_known = |known| ends.is_some_and(|ends| ends.abs_diff(known) <= TTL_ROUNDING);
+        let LockRequest { client, name, .. } = self.request;
+        if let Some(front) = self.front.as_ref().filter(|_| !self.announced.is_some_and(is_known))
+            && client.local_queues.has_nested_waiters_behind(name, front)
+            && let Some(owner) = self.request.holder().await
+        {
+            client.local_queues.announce(name, LockEvent::HeldBy(owner));
+            self.announced = ends;
+        }
     }
 }
 
@@ -259,12 +313,14 @@ async fn wait_in_local_queue(
     loop {
         let mut has_failed = false;
         if is_held {
-            let guard = AttemptGuard::new(request);
+            let mut guard = AttemptGuard::new(request);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
-            match acquire_round(guard).await {
-                AcquireOutcome::Granted(hold) => return Ok(LocalQueueOutcome::Entered(hold)),
+            match acquire_round(&mut guard).await {
+                AcquireOutcome::Granted(granted) => {
+                    return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, granted)));
+                }
                 AcquireOutcome::Refused(error) => return Err(error),
-                AcquireOutcome::NoMajority { guard, .. } => guard.abandon(),
+                AcquireOutcome::NoMajority { .. } => guard.abandon(),
                 AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
                 AcquireOutcome::Failed(..) => has_failed = true,
             }
@@ -289,20 +345,6 @@ async fn wait_in_local_queue(
         // Tasks in a queue must not wait for the full outage deadline one after the other.
         outage_deadline.check()?;
     }
-}
-
-/// Notifies the local waiters whose owner holds the lock, for instance through another client.
-/// Without a request of their own they would not notice before all tasks ahead of them had their
-/// turn. Returns whether it did.
-async fn announce_holder(request: &LockRequest, front: &LocalTurn) -> bool {
-    let local_queues = &request.client.local_queues;
-    if local_queues.has_nested_waiters_behind(&request.name, front)
-        && let Some(owner) = request.holder().await
-    {
-        local_queues.announce(&request.name, LockEvent::HeldBy(owner));
-        return true;
-    }
-    false
 }
 
 /// Back-off of an attempt that some nodes granted the lock but not a majority, since other attempts

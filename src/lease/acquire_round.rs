@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt_guard::AttemptGuard;
+use super::grant_clock::GrantClock;
 use super::lease::Lease;
-use super::owned_lease::OwnedLease;
+use super::owned_lease::GrantedLease;
 use super::reply_tally::{ProposalOutcome, ReplyTally, TokenProposals};
 use super::validity::ClockSample;
 use crate::clock::Moment;
@@ -13,20 +14,17 @@ use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::wire::{Failure, Votes, WaitFor};
 
-/// The outcome of one round. It returns the attempt if more is to be done with it.
+/// The outcome of one round.
 pub(super) enum AcquireOutcome {
-    Granted(OwnedLease),
+    Granted(GrantedLease),
     Busy {
-        guard: AttemptGuard,
         free_in: Duration,
-        /// A sample of the server's clock and the connection that it came through, if there is one
-        /// clock.
-        clock_sample: Option<(ClockSample, u64)>,
+        /// If there is one clock.
+        clock: Option<GrantClock>,
     },
     /// Some nodes granted the lock, but no majority; the others refused, or granted it to other
     /// attempts.
     NoMajority {
-        guard: AttemptGuard,
         by: NodeSet,
         /// If other attempts hold a majority: for how much longer, at most.
         taken_for: Option<Duration>,
@@ -34,7 +32,7 @@ pub(super) enum AcquireOutcome {
     /// Granted, but the reply took longer than the lease lasts. The grant is released.
     Expired,
     /// A later round may succeed.
-    Failed(AttemptGuard, Failure),
+    Failed(Failure),
     Refused(Error),
 }
 
@@ -42,12 +40,12 @@ pub(super) enum AcquireOutcome {
 ///
 /// # Cancel safety
 /// Dropped, the attempt is abandoned: what it was granted is released at once.
-pub(super) async fn acquire_round(mut guard: AttemptGuard) -> AcquireOutcome {
+pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
     let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
     if client.keeper.has_ended() {
-        return AcquireOutcome::Refused(Error::RuntimeEnded { context: context(&guard) });
+        return AcquireOutcome::Refused(Error::RuntimeEnded { context: context(guard) });
     }
-    let nodes = &client.nodes;
+    let (nodes, subscription) = (&client.nodes, client.wakeups.subscription());
     nodes.open().await;
     let mut proposals = TokenProposals::new(nodes.proposal(), attempt.options.fencing);
     let mut granted_before = NodeSet::of([]);
@@ -74,13 +72,15 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard) -> AcquireOutcome {
                 if !granted_before.without(granted).is_empty() {
                     attempt.in_flight.mark_unknown();
                 }
-                return not_granted(guard, tally, votes);
+                return not_granted(guard, tally, votes, subscription);
             }
             ProposalOutcome::Granted(token) => {
                 // The lease counts from when the first granted request was written: the time in the
                 // client's queue does not use it up.
                 // Not reached without one: a majority granted it.
-                let Some(sent) = tally.granted_since else { return not_granted(guard, tally, votes) };
+                let Some(sent) = tally.granted_since else {
+                    return not_granted(guard, tally, votes, subscription);
+                };
                 let until = sent + attempt.trusted_span(attempt.options.ttl);
                 if Moment::now() >= until {
                     guard.abandon();
@@ -91,13 +91,18 @@ pub(super) async fn acquire_round(mut guard: AttemptGuard) -> AcquireOutcome {
                 }
                 let is_unanimous = tally.granted.len() == nodes.deployment.nodes;
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
-                return AcquireOutcome::Granted(OwnedLease::new(guard, lease, is_unanimous));
+                return AcquireOutcome::Granted(GrantedLease { lease, is_unanimous });
             }
         }
     }
 }
 
-fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireOutcome {
+fn not_granted(
+    guard: &mut AttemptGuard,
+    tally: ReplyTally,
+    votes: Votes,
+    subscription: Option<u64>,
+) -> AcquireOutcome {
     let majority = votes.deployment.majority();
     // This many nodes may refuse although a majority grants the lock.
     let may_miss = tally.replies.saturating_sub(majority);
@@ -109,7 +114,7 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     }
     if decides(tally.refused.len())
         && let Some(refusal) =
-            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, context(&guard)))
+            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, context(guard)))
     {
         if !tally.granted.is_empty() {
             guard.abandon();
@@ -122,9 +127,9 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
         }
         let failure = votes.failure();
         return if failure.is_transient() {
-            AcquireOutcome::Failed(guard, failure)
+            AcquireOutcome::Failed(failure)
         } else {
-            refused(&guard, failure)
+            refused(guard, failure)
         };
     }
     // When a majority of the nodes may be free.
@@ -134,21 +139,23 @@ fn not_granted(guard: AttemptGuard, tally: ReplyTally, votes: Votes) -> AcquireO
     let by = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
     match free_in {
         Some(free_in) if by.is_empty() => {
-            let clock_sample = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
             if let Some(busy) = busy.first() {
                 guard.note_queued(busy.time);
             }
-            let clock_sample = clock_sample
-                .map(|busy| (ClockSample { sent: busy.sent, server: busy.time }, busy.generation));
-            AcquireOutcome::Busy { guard, free_in, clock_sample }
+            let clock = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
+            let clock = clock.map(|busy| {
+                let sample = ClockSample { sent: busy.sent, server: busy.time };
+                GrantClock { sample, generation: busy.generation, subscription }
+            });
+            AcquireOutcome::Busy { free_in, clock }
         }
-        _ => AcquireOutcome::NoMajority { guard, by, taken_for: free_in.filter(|_| busy.len() >= majority) },
+        _ => AcquireOutcome::NoMajority { by, taken_for: free_in.filter(|_| busy.len() >= majority) },
     }
 }
 
 /// A reply outside the contract may mean anything, including a grant.
-fn not_understood(guard: AttemptGuard, failure: Failure) -> AcquireOutcome {
-    let refused = refused(&guard, failure);
+fn not_understood(guard: &mut AttemptGuard, failure: Failure) -> AcquireOutcome {
+    let refused = refused(guard, failure);
     guard.abandon();
     refused
 }

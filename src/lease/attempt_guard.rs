@@ -13,22 +13,23 @@ use crate::wire::{Votes, WaitFor};
 /// What the nodes may have of an attempt, and so what must be undone when its guard is dropped.
 ///
 /// ```text
-///         before_send        record             hold
-///   ┌─────┐       ┌───────┐         ┌─────────┐      ┌──────┐
-///   │ New ├──────►│ Asked ├────────►│ Waiting ├─────►│ Held ├─┐ hold, as another kind
-///   └─────┘◄──────┤       │◄────────┤         │      │      │◄┘
-///       withdrawn └───┬───┘ before_ └────┬────┘      └──┬───┘
-///                     │     send         │              │ leave, leak
-///                     │ drop             │ drop         │ drop
-///                     ▼                  ▼              ▼
-///                 released,          released if     released      ┌──────┐
-///                 and refused        queued or       ─────────────►│ Left │
-///                 from then on       unknown                       └──────┘
+///            before_send           record              hold
+///  ┌─────┐              ┌───────┐           ┌─────────┐        ┌──────┐
+///  │ New │ ───────────► │ Asked │ ────────► │ Waiting │ ─────► │ Held │
+///  └──┬──┘              └───┬───┘ ◄──────── └────┬────┘        └───┬──┘
+///     │                     │     before_send    │                 │
+///     │ undo: nothing       │ undo: release, and │ undo: release   │ undo: release
+///     │                     │ refuse requests    │ if queued or    │ leave, leak: nothing
+///     │                     │ that arrive later  │ unknown         │
+///     ▼                     ▼                    ▼                 ▼
+///  ┌──────────────────────────────────────────────────────────────────┐
+///  │                               Left                               │
+///  └──────────────────────────────────────────────────────────────────┘
 /// ```
 ///
-/// A request that was dropped before it was written has not been sent: `Asked` is then what it was
-/// before, `New` or `Waiting`. Whatever the standing, the nodes also refuse later requests if one
-/// is in flight with an unknown effect.
+/// A request that was dropped before it was written has no effect: `Asked` is then undone as what
+/// it was before, `New` or `Waiting`. A release also refuses what arrives later if the effect of an
+/// earlier request is unknown.
 enum Standing {
     /// No request was sent.
     New,
@@ -94,9 +95,10 @@ impl AttemptGuard {
         self.standing = Standing::Held { has_queued };
     }
 
-    /// Releases a grant that cannot be used.
-    pub(super) fn abandon(self) {
+    /// Releases a grant that cannot be used: the attempt has ended.
+    pub(super) fn abandon(&mut self) {
         self.attempt.in_flight.mark_unknown();
+        self.undo();
     }
 
     /// Releases what some nodes granted and waits on. Returns false if the release may run later:
@@ -142,10 +144,9 @@ impl AttemptGuard {
             });
         }
     }
-}
 
-impl Drop for AttemptGuard {
-    fn drop(&mut self) {
+    /// Has the keeper undo what the nodes may have of the attempt.
+    fn undo(&mut self) {
         let is_unknown = self.attempt.in_flight.is_indeterminate();
         let is_withdrawn = self.attempt.in_flight.is_withdrawn();
         // What to release, if anything: `true` if requests that arrive later must be refused.
@@ -158,10 +159,16 @@ impl Drop for AttemptGuard {
             }
             Standing::Held { .. } => Some(is_unknown),
         };
-        self.expect_late_notifications();
+        self.leave();
         if let Some(is_final) = is_final {
             let all_nodes = self.client.nodes.all_nodes();
             self.client.keeper.abandon(Arc::clone(&self.attempt), is_final, self.entry.take(), all_nodes);
         }
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        self.undo();
     }
 }

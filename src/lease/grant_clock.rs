@@ -16,7 +16,8 @@ use crate::wire::AnnouncedGrant;
 pub(super) struct GrantClock {
     pub(super) sample: ClockSample,
     pub(super) generation: u64,
-    pub(super) subscription: u64,
+    /// `None`: there was no subscription, so no message may be trusted.
+    pub(super) subscription: Option<u64>,
 }
 
 impl GrantClock {
@@ -35,7 +36,8 @@ impl GrantClock {
         }
         let GrantClock { sample, generation, subscription } = self;
         if Some(*generation) != client.nodes.clock_generation()
-            || Some(*subscription) != client.wakeups.subscription()
+            || subscription.is_none()
+            || *subscription != client.wakeups.subscription()
         {
             return None;
         }

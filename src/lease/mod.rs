@@ -28,7 +28,7 @@ mod validity;
 mod verbs;
 mod waiter;
 
-pub(crate) use acquire::{acquire, acquire_within, try_acquire};
+pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use client::{Client, Servers};
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::{Lease, LeaseEnd};

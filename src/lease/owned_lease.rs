@@ -26,6 +26,12 @@ use crate::wire::{Answer, Failure, HoldCount, Votes, WaitFor};
 /// How long a release waits for the last answers to earlier requests of its attempt.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
+/// What an attempt was granted, by all nodes or by a majority.
+pub(super) struct GrantedLease {
+    pub(super) lease: Lease,
+    pub(super) is_unanimous: bool,
+}
+
 /// A lease and the duty to release it. Dropped, it is released in the background.
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
@@ -51,8 +57,8 @@ impl Grant for Option<OwnedLease> {
 }
 
 impl OwnedLease {
-    /// The attempt was granted, by all nodes or by a majority.
-    pub(super) fn new(mut guard: AttemptGuard, lease: Lease, is_unanimous: bool) -> OwnedLease {
+    pub(super) fn new(mut guard: AttemptGuard, granted: GrantedLease) -> OwnedLease {
+        let GrantedLease { lease, is_unanimous } = granted;
         guard.hold(&lease, is_unanimous);
         let (_count, is_leaked) = (guard.client.nodes.count_hold(), AtomicBool::new(false));
         OwnedLease { guard, lease, hold: HoldSpan::default(), _count, is_leaked, call: None }

@@ -8,6 +8,7 @@ use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
+use super::owned_lease::GrantedLease;
 use super::poll_budget::PollBudget;
 use crate::wire::{AnnouncedGrant, Mailbox};
 
@@ -27,7 +28,7 @@ pub(super) struct Waiter {
 
 /// Why a waiter wakes up.
 pub(super) enum WakeEvent {
-    Granted(Lease),
+    Granted(GrantedLease),
     /// By an unverified notification, or because one may have been missed.
     Notified,
     /// Its next poll is due.
@@ -41,22 +42,12 @@ impl Waiter {
         Waiter { guard, poll, polls: 0, mailbox: None, grant_clock: None }
     }
 
-    pub(super) fn notified(request: &LockRequest) -> Waiter {
+    pub(super) fn queued(request: &LockRequest, is_notified: bool) -> Waiter {
         let mut waiter = Waiter::unqueued(request);
-        waiter.poll = request.poll(&waiter.guard.attempt, true);
-        waiter.mailbox = Some(request.client.wakeups.mailbox(waiter.guard.attempt.id));
-        let channel = request.client.wakeups.channel();
-        waiter.guard.entry = Some(waiter.guard.attempt.queue_entry(Some(channel)));
-        waiter
-    }
-
-    pub(super) fn new(request: &LockRequest, is_notified: bool) -> Waiter {
-        if is_notified { Waiter::notified(request) } else { Waiter::polling(request) }
-    }
-
-    pub(super) fn polling(request: &LockRequest) -> Waiter {
-        let mut waiter = Waiter::unqueued(request);
-        waiter.guard.entry = Some(waiter.guard.attempt.queue_entry(None));
+        let (wakeups, attempt) = (&request.client.wakeups, &waiter.guard.attempt);
+        waiter.poll = request.poll(attempt, is_notified);
+        waiter.mailbox = is_notified.then(|| wakeups.mailbox(attempt.id));
+        waiter.guard.entry = Some(attempt.queue_entry(is_notified.then(|| wakeups.channel())));
         waiter
     }
 
@@ -98,7 +89,8 @@ impl Waiter {
                     () = woken => break,
                 };
                 if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
-                    return WakeEvent::Granted(lease);
+                    let is_unanimous = true; // there is one server
+                    return WakeEvent::Granted(GrantedLease { lease, is_unanimous });
                 }
                 match budget.take() {
                     Ok(()) => return WakeEvent::Notified,

@@ -50,8 +50,8 @@ const INSIDE: [(&str, &str); 2] = [
     (
         "lease",
         "kind validity attempt verbs lease schedule keeper renewal shared_poll local_queue client \
-         lock_request close release attempt_guard owned_lease reply_tally acquire_round \
-         outage_deadline poll_budget grant_clock waiter acquire shared_hold",
+         lock_request close release attempt_guard owned_lease reply_tally grant_clock \
+         acquire_round outage_deadline poll_budget waiter acquire shared_hold",
     ),
 ];
 

@@ -31,8 +31,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "holder-not-announced-to-tasks-of-its-owner",
         edits: &[edit(
             "src/lease/acquire.rs",
-            "if let Some(front) = front.as_ref().filter(|_| !is_known)",
-            "if let Some(front) = front.as_ref().filter(|_| false)",
+            "if let Some(front) = self.front.as_ref().filter(|_| !self.announced.is_some_and(is_known))",
+            "if let Some(front) = self.front.as_ref().filter(|_| false && self.announced.is_some_and(is_known))",
         )],
         test: "suite::reentrant_standalone_push_resp2::queued_owner_reenters_after_acquiring_elsewhere",
     },
@@ -41,7 +41,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[edit(
             "src/lease/acquire.rs",
             "if failure.replicas().is_some() {",
-            "if failure.replicas().is_some() && waiter.guard.entry.is_none() {",
+            "if failure.replicas().is_some() && self.waiter.guard.entry.is_none() {",
         )],
         test: "replicas::grants::replicas_missed_by_a_waiter_leave_the_lock_to_the_next",
     },
@@ -65,7 +65,11 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "limit-of-zero-tries-nothing",
-        edits: &[edit("src/lease/acquire.rs", "if limit.is_zero() {", "if limit > limit {")],
+        edits: &[edit(
+            "src/lease/acquire.rs",
+            "Some(limit @ Duration::ZERO) = limit",
+            "Some(limit @ Duration::MAX) = limit",
+        )],
         test: "standalone::time_limits::lock_timeout_of_zero_tries_once",
     },
     TestMutant {

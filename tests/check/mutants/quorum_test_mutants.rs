@@ -169,8 +169,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/attempt_guard.rs",
-                from: "    pub(super) fn abandon(self) {\n        self.attempt.in_flight.mark_unknown();",
-                to: "    pub(super) fn abandon(mut self) {\n        self.leak();",
+                from: "    pub(super) fn abandon(&mut self) {\n        self.attempt.in_flight.mark_unknown();",
+                to: "    pub(super) fn abandon(&mut self) {\n        self.leak();",
             },
             Edit {
                 file: "src/lease/attempt_guard.rs",

@@ -175,8 +175,8 @@ pub const MUTANTS: &[Mutant] = &[
             },
             Edit {
                 file: "src/lease/attempt_guard.rs",
-                from: "        self.expect_late_notifications();\n        if let Some(is_final)",
-                to: "        if let Some(is_final)",
+                from: "        self.leave();\n        if let Some(is_final)",
+                to: "        self.leak();\n        if let Some(is_final)",
             },
         ],
         setting: RESENT,

@@ -109,8 +109,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "message-trusted-on-another-subscription",
         edits: &[Edit {
             file: "src/lease/grant_clock.rs",
-            from: "Some(*subscription) != client.wakeups.subscription()",
-            to: "*subscription == 0",
+            from: "*subscription != client.wakeups.subscription()",
+            to: "*subscription == Some(0)",
         }],
         test: "standalone::wakeups::message_is_not_trusted_after_the_subscription_was_replaced",
     },
@@ -190,8 +190,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "waiter-sleeps-before-it-polls-again",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "                    // Subscribe, ask again, then sleep: a release in between would be missed.\n                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n                    continue;\n",
-            to: "                    waiter = Waiter::new(request, client.wakeups.start(waiter.poll).await);\n",
+            from: "            self.queue().await;\n            return None;\n",
+            to: "            self.queue().await;\n",
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_finds_release_before_its_subscription",
     },
@@ -199,8 +199,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "end-of-the-lease-not-waited-for",
         edits: &[Edit {
             file: "src/lease/acquire.rs",
-            from: "(free_in + Duration::from_millis(1)).min(waiter.pause(waiter.polls))",
-            to: "(free_in + waiter.poll).min(waiter.poll)",
+            from: "(free_in + Duration::from_millis(1)).min(self.waiter.pause(self.waiter.polls))",
+            to: "(free_in + self.waiter.poll).min(self.waiter.poll)",
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_acquires_after_holder_expires",
     },
