@@ -37,7 +37,7 @@ fn majority_of(nodes: usize) -> usize {
 }
 
 /// A set of nodes of a quorum, by their places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSet(u32);
 
 impl NodeSet {

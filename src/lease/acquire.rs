@@ -82,15 +82,10 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
                 sleep(backoff.pause()).await;
             }
             AcquireOutcome::Expired => return Err(request.lost()),
-            AcquireOutcome::Failed(failure) => return Err(failed(request, &guard, failure)),
+            AcquireOutcome::Failed(failure) => return Err(guard.error(failure)),
             AcquireOutcome::Refused(error) => return Err(error),
         }
     }
-}
-
-/// The error of a failed request. An earlier request of the same attempt may have had an effect.
-fn failed(request: &LockRequest, guard: &AttemptGuard, failure: Failure) -> Error {
-    request.error(failure.with_effect_if(guard.attempt.in_flight.is_indeterminate()))
 }
 
 /// What is known of a wait, also after it was dropped.
@@ -208,7 +203,7 @@ impl Wait<'_> {
             self.outage_deadline.has_queued = false;
             self.release_partial_grant(client.nodes.all_nodes()).await;
         }
-        self.outage_deadline.fails(|| failed(self.request, &self.waiter.guard, failure))
+        self.outage_deadline.fails(|| self.waiter.guard.error(failure))
     }
 
     /// Some nodes granted the lock, but no majority. Returns how long to pause.

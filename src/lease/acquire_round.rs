@@ -7,11 +7,10 @@ use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::owned_lease::GrantedLease;
-use super::reply_tally::{ProposalOutcome, ReplyTally, TokenProposals};
-use super::validity::ClockSample;
+use super::reply_tally::{Busy, ProposalOutcome, ReplyTally, TokenProposals};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
-use crate::error::{Context, Error, Operation};
+use crate::error::Error;
 use crate::wire::{Failure, Votes, WaitFor};
 
 /// The outcome of one round.
@@ -43,12 +42,12 @@ pub(super) enum AcquireOutcome {
 pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
     let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
     if client.keeper.has_ended() {
-        return AcquireOutcome::Refused(Error::RuntimeEnded { context: context(guard) });
+        return AcquireOutcome::Refused(Error::RuntimeEnded { context: guard.context() });
     }
     let (nodes, subscription) = (&client.nodes, client.wakeups.subscription());
     nodes.open().await;
     let mut proposals = TokenProposals::new(nodes.proposal(), attempt.options.fencing);
-    let mut granted_before = NodeSet::of([]);
+    let mut granted_before = NodeSet::default();
     loop {
         let proposed = proposals.proposed();
         let call = attempt.acquire(guard.entry.as_ref(), proposals.proposal);
@@ -60,11 +59,8 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
             tally = ReplyTally::new(nodes, &attempt, &votes);
         }
         let agreement = proposals.record(&tally);
-        guard.record(
-            &votes,
-            tally.granted.len() >= nodes.deployment.majority() && agreement != ProposalOutcome::NotGranted,
-        );
-        let granted = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
+        guard.record(&votes, tally.has_majority() && agreement != ProposalOutcome::NotGranted);
+        let granted = tally.granted_by();
         match agreement {
             ProposalOutcome::Again => granted_before = granted_before.union(granted),
             ProposalOutcome::NotGranted => {
@@ -103,69 +99,48 @@ fn not_granted(
     votes: Votes,
     subscription: Option<u64>,
 ) -> AcquireOutcome {
-    let majority = votes.deployment.majority();
+    let (majority, by) = (votes.deployment.majority(), tally.granted_by());
     // This many nodes may refuse although a majority grants the lock.
     let may_miss = tally.replies.saturating_sub(majority);
     let decides = |some: usize| some > may_miss && tally.replies >= majority;
     if decides(tally.unexpected.len())
         && let Some(failure) = tally.unexpected.into_iter().next()
     {
-        return not_understood(guard, failure);
+        // A reply outside the contract may mean anything, including a grant.
+        let error = guard.error(failure);
+        guard.abandon();
+        return AcquireOutcome::Refused(error);
     }
     if decides(tally.refused.len())
         && let Some(refusal) =
-            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, context(guard)))
+            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, guard.context()))
     {
-        if !tally.granted.is_empty() {
+        if !by.is_empty() {
             guard.abandon();
         }
         return AcquireOutcome::Refused(refusal);
     }
     if tally.replies < majority {
-        if !tally.granted.is_empty() {
+        if !by.is_empty() {
             guard.attempt.in_flight.mark_unknown();
         }
-        let failure = votes.failure();
-        return if failure.is_transient() {
-            AcquireOutcome::Failed(failure)
-        } else {
-            refused(guard, failure)
+        return match votes.failure() {
+            failure if failure.is_transient() => AcquireOutcome::Failed(failure),
+            failure => AcquireOutcome::Refused(guard.error(failure)),
         };
     }
     // When a majority of the nodes may be free.
     let mut busy = tally.busy;
     busy.sort_by_key(|busy| busy.free_in);
-    let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| Duration::from_millis(busy.free_in));
-    let by = NodeSet::of(tally.granted.iter().map(|(node, _)| *node));
-    match free_in {
-        Some(free_in) if by.is_empty() => {
-            if let Some(busy) = busy.first() {
-                guard.note_queued(busy.time);
+    let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| busy.free_in);
+    match (free_in, busy.first()) {
+        (Some(free_in), Some(Busy { sample, generation, .. })) if by.is_empty() => {
+            if guard.entry.is_some() && votes.deployment.decides_alone() {
+                guard.attempt.note_queued(sample.server);
             }
-            let clock = busy.first().filter(|_| guard.client.nodes.deployment.has_one_clock);
-            let clock = clock.map(|busy| {
-                let sample = ClockSample { sent: busy.sent, server: busy.time };
-                GrantClock { sample, generation: busy.generation, subscription }
-            });
-            AcquireOutcome::Busy { free_in, clock }
+            let clock = GrantClock { sample: *sample, generation: *generation, subscription };
+            AcquireOutcome::Busy { free_in, clock: votes.deployment.has_one_clock.then_some(clock) }
         }
         _ => AcquireOutcome::NoMajority { by, taken_for: free_in.filter(|_| busy.len() >= majority) },
     }
-}
-
-/// A reply outside the contract may mean anything, including a grant.
-fn not_understood(guard: &mut AttemptGuard, failure: Failure) -> AcquireOutcome {
-    let refused = refused(guard, failure);
-    guard.abandon();
-    refused
-}
-
-/// An earlier request of this attempt may have had an effect, even if the last one had none.
-fn refused(guard: &AttemptGuard, failure: Failure) -> AcquireOutcome {
-    let failure = failure.with_effect_if(guard.attempt.in_flight.is_indeterminate());
-    AcquireOutcome::Refused(guard.client.error(failure, context(guard)))
-}
-
-fn context(guard: &AttemptGuard) -> Context {
-    guard.client.context(Operation::Acquire, &guard.attempt.name)
 }

@@ -8,7 +8,8 @@ use super::client::Client;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
 use crate::deployment::NodeSet;
-use crate::wire::{Votes, WaitFor};
+use crate::error::{Context, Error, Operation};
+use crate::wire::{Failure, Votes, WaitFor};
 
 /// What the nodes may have of an attempt, and so what must be undone when its guard is dropped.
 ///
@@ -74,13 +75,6 @@ impl AttemptGuard {
         }
     }
 
-    /// Records when the attempt was queued first, on the clock of the only server.
-    pub(super) fn note_queued(&self, time: u64) {
-        if self.entry.is_some() && self.client.nodes.deployment.decides_alone() {
-            self.attempt.note_queued(time);
-        }
-    }
-
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
     pub(super) fn hold(&mut self, lease: &Lease, is_unanimous: bool) {
         let has_queued = self.has_queued();
@@ -123,6 +117,18 @@ impl AttemptGuard {
     /// The hold is meant to stay, until its TTL ends it.
     pub(super) fn leak(&mut self) {
         self.standing = Standing::Left;
+    }
+
+    /// The operation, lock and server, for errors.
+    pub(super) fn context(&self) -> Context {
+        self.client.context(Operation::Acquire, &self.attempt.name)
+    }
+
+    /// The error of a request. An earlier request may have had an effect, even if this one had
+    /// none.
+    pub(super) fn error(&self, failure: Failure) -> Error {
+        let failure = failure.with_effect_if(self.attempt.in_flight.is_indeterminate());
+        self.client.error(failure, self.context())
     }
 
     /// Whether it was queued at some time.

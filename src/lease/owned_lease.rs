@@ -219,7 +219,7 @@ fn convert_stragglers(
     votes: &Votes,
     may_arrive_late: bool,
 ) {
-    let not_yet = move |votes: &Votes| if may_arrive_late { votes.negatives() } else { NodeSet::of([]) };
+    let not_yet = move |votes: &Votes| if may_arrive_late { votes.negatives() } else { NodeSet::default() };
     let mut left = votes.missing().union(not_yet(votes));
     if left.is_empty() {
         return;

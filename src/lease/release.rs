@@ -34,12 +34,13 @@ pub(crate) async fn decide(
     votes.mark_negatives_unknown();
     let deployment = nodes.deployment;
     let (mut yes, mut no) = (Vec::new(), Vec::new());
-    for (index, (_, outcome)) in votes.received.iter().enumerate() {
-        match outcome.as_ref().map(Reply::answer) {
-            Ok(Ok(answer @ Answer::Final(1..))) => yes.push((index, answer)),
-            Ok(Ok(answer)) => no.push((index, answer)),
-            Ok(Err(failure)) if deployment.decides_alone() => return Err(failure),
-            _ => {}
+    for (_, outcome) in &votes.received {
+        let Ok(reply) = outcome else { continue };
+        match reply.answer() {
+            Ok(Answer::Final(number @ 1..)) => yes.push((number, reply)),
+            Ok(answer) => no.push((answer, reply)),
+            Err(failure) if deployment.decides_alone() => return Err(failure),
+            Err(_) => {}
         }
     }
     let has_positive = !yes.is_empty();
@@ -48,17 +49,15 @@ pub(crate) async fn decide(
     let decided = if yes.len() >= deployment.majority()
         || may_count_silent && yes.len() + silent >= deployment.majority()
     {
-        yes.into_iter().max_by_key(|(_, answer)| if let Answer::Final(number) = answer { *number } else { 0 })
+        let largest = yes.into_iter().max_by_key(|(number, _)| *number);
+        largest.map(|(number, reply)| (Answer::Final(number), reply))
     } else if no.len() > deployment.max_failures() {
         no.into_iter().next() // the other nodes cannot change that
     } else {
         None
     };
     match decided {
-        Some((index, answer)) => match votes.received[index].1.clone() {
-            Ok(reply) => Ok(Decision { answer, reply, votes }),
-            Err(failure) => Err(failure),
-        },
+        Some((answer, reply)) => Ok(Decision { answer, reply: reply.clone(), votes }),
         // A second delivery may find nothing to do on the nodes that did it.
         None if has_positive => Err(votes.failure().with_effect()),
         None => Err(votes.failure()),
@@ -91,6 +90,7 @@ pub(super) enum ReleaseOutcome {
 }
 
 /// Each node by its first answer, received or inferred.
+#[derive(Default)]
 struct ReleaseTally {
     released: NodeSet,
     not_held: NodeSet,
@@ -104,18 +104,6 @@ struct ReleaseTally {
 }
 
 impl ReleaseTally {
-    fn new() -> ReleaseTally {
-        let none = NodeSet::of([]);
-        ReleaseTally {
-            released: none,
-            not_held: none,
-            unknown: none,
-            refused: Vec::new(),
-            unanswered: none,
-            why: None,
-        }
-    }
-
     fn responders(&self) -> NodeSet {
         let refused = NodeSet::of(self.refused.iter().map(|(node, ..)| *node));
         self.released.union(self.not_held).union(self.unknown).union(refused)
@@ -192,7 +180,7 @@ pub(super) async fn release(
 ) -> Result<ReleaseOutcome, Failure> {
     let nodes = &client.nodes;
     let call = attempt.release(is_final, entry);
-    let (mut tally, mut tries_left) = (ReleaseTally::new(), REQUEST_TRIES);
+    let (mut tally, mut tries_left) = (ReleaseTally::default(), REQUEST_TRIES);
     let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {

@@ -110,7 +110,7 @@ impl Keeper {
         }
         match tally.state(&self.nodes) {
             LeaseState::Held => {
-                lease.entry().without.set(NodeSet::of([]));
+                lease.entry().without.set(NodeSet::default());
                 match ttl {
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, &self.notify);
@@ -183,7 +183,7 @@ impl Keeper {
     fn conclude_release(&self, mut pending: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
         let now = Moment::now();
         let mut schedule = self.schedule();
-        let (mut left, mut lasting) = (NodeSet::of([]), Vec::new());
+        let (mut left, mut lasting) = (NodeSet::default(), Vec::new());
         for (node, outcome) in votes {
             // Any number means that nothing of the attempt is left to release, also -2: the key
             // holds something else.
@@ -304,7 +304,7 @@ enum LeaseState {
 impl RenewalTally {
     fn count(nodes: &Nodes, votes: &[Vote], without_before: NodeSet) -> RenewalTally {
         let mut positives = 0;
-        let mut without = NodeSet::of([]);
+        let mut without = NodeSet::default();
         for (node, outcome) in votes {
             match outcome.as_ref().map(Reply::answer) {
                 Ok(Ok(Answer::Final(time @ 1..))) => {

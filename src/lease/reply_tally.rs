@@ -1,9 +1,13 @@
 //! [`ReplyTally`]: the nodes' replies to an acquire, by their meaning. [`TokenProposals`]: the
 //! token that they are to agree on.
 
+use std::time::Duration;
+
 use super::attempt::Attempt;
+use super::validity::ClockSample;
 use super::verbs::Proposal;
 use crate::clock::Moment;
+use crate::deployment::NodeSet;
 use crate::options::Fencing;
 use crate::wire::{Answer, Failure, Nodes, Votes};
 
@@ -15,6 +19,7 @@ const PROPOSALS: u32 = 4;
 const PROPOSAL_STEP: u64 = 1_000;
 
 /// The replies to one request, by their meaning.
+#[derive(Default)]
 pub(super) struct ReplyTally {
     pub(super) granted: Vec<(usize, u64)>,
     /// When the first of the granted requests was written.
@@ -30,24 +35,14 @@ pub(super) struct ReplyTally {
 }
 
 pub(super) struct Busy {
-    pub(super) free_in: u64,
-    pub(super) time: u64,
-    pub(super) sent: Moment,
+    pub(super) free_in: Duration,
+    pub(super) sample: ClockSample,
     pub(super) generation: u64,
 }
 
 impl ReplyTally {
     pub(super) fn new(nodes: &Nodes, attempt: &Attempt, votes: &Votes) -> ReplyTally {
-        let mut tally = ReplyTally {
-            granted: Vec::new(),
-            granted_since: None,
-            busy: Vec::new(),
-            too_low: (0, 0),
-            refused: Vec::new(),
-            unexpected: Vec::new(),
-            replies: 0,
-            majority: nodes.deployment.majority(),
-        };
+        let mut tally = ReplyTally { majority: nodes.deployment.majority(), ..ReplyTally::default() };
         for (node, outcome) in &votes.received {
             let Ok(reply) = outcome else { continue };
             tally.replies += 1;
@@ -60,10 +55,10 @@ impl ReplyTally {
                 Ok(Answer::Final(refusal)) if attempt.may_refuse(refusal) => tally.refused.push(refusal),
                 Ok(Answer::Final(_)) => tally.unexpected.push(reply.unexpected()),
                 Ok(Answer::Busy(free_in, time)) => {
-                    let (free_in, time) = (free_in.unsigned_abs(), time.unsigned_abs());
-                    nodes.node(*node).observe(time);
-                    let (sent, generation) = (reply.sent, reply.generation);
-                    tally.busy.push(Busy { free_in, time, sent, generation });
+                    let sample = ClockSample { sent: reply.sent, server: time.unsigned_abs() };
+                    nodes.node(*node).observe(sample.server);
+                    let free_in = Duration::from_millis(free_in.unsigned_abs());
+                    tally.busy.push(Busy { free_in, sample, generation: reply.generation });
                 }
                 Ok(Answer::TooLow(highest)) => {
                     tally.too_low = (tally.too_low.0.max(highest.unsigned_abs()), tally.too_low.1 + 1);
@@ -74,17 +69,25 @@ impl ReplyTally {
         tally
     }
 
+    pub(super) fn has_majority(&self) -> bool {
+        self.granted.len() >= self.majority
+    }
+
+    pub(super) fn granted_by(&self) -> NodeSet {
+        NodeSet::of(self.granted.iter().map(|(node, _)| *node))
+    }
+
     /// The largest token above the proposed one that a granting node knows. Several clients may
     /// hold the lock then: this client may use that token once a majority knows it.
     fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
-        let proposed = proposal.filter(|_| self.granted.len() >= self.majority)?;
+        let proposed = proposal.filter(|_| self.has_majority())?;
         self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
     }
 
     /// Whether a larger proposal may be granted.
     fn may_propose_again(&self) -> bool {
         let too_low = self.too_low.1;
-        too_low > 0 && self.granted.len() < self.majority && self.granted.len() + too_low >= self.majority
+        too_low > 0 && !self.has_majority() && self.granted.len() + too_low >= self.majority
     }
 
     /// The next proposal: larger than every token that made a node refuse.
@@ -96,7 +99,7 @@ impl ReplyTally {
     /// - a node still has a hold that has ended elsewhere, or
     /// - a node chose a token itself when it granted the lock to its next waiter.
     pub(super) fn is_mixed(&self, proposal: Option<u64>) -> bool {
-        let Some(proposed) = proposal.filter(|_| self.granted.len() >= self.majority) else { return false };
+        let Some(proposed) = proposal.filter(|_| self.has_majority()) else { return false };
         !self.has_accepted(proposed) && self.outer_token(proposed).is_none()
     }
 
@@ -173,8 +176,7 @@ impl TokenProposals {
             return ProposalOutcome::Again;
         }
         // A token below one that a node knows is never used, however many proposals were made.
-        let is_granted =
-            tally.granted.len() >= tally.majority && !tally.is_mixed(proposed) && known.is_none();
+        let is_granted = tally.has_majority() && !tally.is_mixed(proposed) && known.is_none();
         if is_granted { ProposalOutcome::Granted(tally.token(proposed)) } else { ProposalOutcome::NotGranted }
     }
 }
@@ -188,13 +190,10 @@ mod tests {
     fn tally(granted: &[u64], too_low: &[u64]) -> ReplyTally {
         ReplyTally {
             granted: granted.iter().copied().enumerate().collect(),
-            granted_since: None,
-            busy: Vec::new(),
             too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
-            refused: Vec::new(),
-            unexpected: Vec::new(),
             replies: granted.len() + too_low.len(),
             majority: 2,
+            ..ReplyTally::default()
         }
     }
 

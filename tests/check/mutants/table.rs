@@ -237,8 +237,8 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/release.rs",
-                from: "(ReleaseTally::new(), REQUEST_TRIES)",
-                to: "(ReleaseTally::new(), REQUEST_TRIES / REQUEST_TRIES)",
+                from: "(ReleaseTally::default(), REQUEST_TRIES)",
+                to: "(ReleaseTally::default(), REQUEST_TRIES / REQUEST_TRIES)",
             },
             Edit {
                 file: "src/lease/release.rs",
@@ -263,8 +263,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "all-nodes-must-grant",
         edits: &[Edit {
             file: "src/lease/reply_tally.rs",
-            from: "            majority: nodes.deployment.majority(),",
-            to: "            majority: nodes.deployment.nodes,",
+            from: "{ majority: nodes.deployment.majority(), ",
+            to: "{ majority: nodes.deployment.nodes, ",
         }],
         setting: OUTLASTED,
         rules: &["decision"],
