@@ -7,6 +7,7 @@ use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
+use super::schedule::Abandoned;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::wire::{Failure, Votes, WaitFor};
@@ -146,7 +147,9 @@ impl AttemptGuard {
         if self.has_queued() {
             let (keeper, attempt) = (Arc::clone(&self.client.keeper), Arc::clone(&self.attempt));
             self.client.wakeups.expect_late_notifications(attempt.id, move |node| {
-                keeper.abandon(Arc::clone(&attempt), false, None, NodeSet::of([node]));
+                let (attempt, nodes) = (Arc::clone(&attempt), NodeSet::of([node]));
+                let (has_lease, is_final, entry) = (false, false, None);
+                keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });
             });
         }
     }
@@ -165,10 +168,12 @@ impl AttemptGuard {
             }
             Standing::Held { .. } => Some(is_unknown),
         };
+        let has_lease = matches!(self.standing, Standing::Held { .. });
         self.leave();
         if let Some(is_final) = is_final {
-            let all_nodes = self.client.nodes.all_nodes();
-            self.client.keeper.abandon(Arc::clone(&self.attempt), is_final, self.entry.take(), all_nodes);
+            let (attempt, entry) = (Arc::clone(&self.attempt), self.entry.take());
+            let nodes = self.client.nodes.all_nodes();
+            self.client.keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });
         }
     }
 }

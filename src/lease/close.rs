@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::client::Client;
 use super::keeper::Keeper;
 use super::lease::LeaseEnd;
-use super::schedule::UnreleasedHolds;
+use super::schedule::{Abandoned, UnreleasedHolds};
 use crate::error::{Error, Operation};
 use crate::name::Name;
 
@@ -57,7 +57,8 @@ impl Keeper {
             reports.extend(lease.announce());
             let attempt = lease.attempt();
             let is_final = attempt.in_flight.is_indeterminate();
-            self.abandon(Arc::clone(attempt), is_final, entry, self.nodes.all_nodes());
+            let (attempt, nodes) = (Arc::clone(attempt), self.nodes.all_nodes());
+            self.abandon(Abandoned { attempt, has_lease: true, is_final, entry, nodes });
         }
         reports.into_iter().for_each(|report| report());
     }

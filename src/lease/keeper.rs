@@ -12,16 +12,15 @@ use tokio::time::sleep;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
-use super::schedule::{Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
+use super::schedule::{Abandoned, Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
-use crate::deployment::NodeSet;
 use crate::name::Name;
 use crate::options::Renewal;
 use crate::traces::event;
 use crate::wire::Nodes;
 
 /// How many batches with releases are in flight at a time. They may wait for a node that hangs, and
-/// up to 65,536 releases may be pending.
+/// very many releases may be pending.
 const MAX_RELEASING: usize = 64;
 
 /// How soon a lease is renewed that not all nodes granted.
@@ -97,32 +96,19 @@ impl Keeper {
     }
 
     /// Releases what a dropped attempt has, or is granted later, on some nodes.
-    pub(super) fn abandon(
-        &self,
-        attempt: Arc<Attempt>,
-        is_final: bool,
-        entry: Option<QueueEntry>,
-        nodes: NodeSet,
-    ) {
-        let given_up = self.abandon_in(&mut self.schedule(), attempt, is_final, entry, nodes);
+    pub(super) fn abandon(&self, abandoned: Abandoned) {
+        let given_up = self.abandon_in(&mut self.schedule(), abandoned);
         self.notify.notify_one();
         log_given_up(given_up);
     }
 
-    pub(super) fn abandon_in(
-        &self,
-        schedule: &mut Schedule,
-        attempt: Arc<Attempt>,
-        is_final: bool,
-        entry: Option<QueueEntry>,
-        nodes: NodeSet,
-    ) -> Option<Arc<Attempt>> {
+    pub(super) fn abandon_in(&self, schedule: &mut Schedule, abandoned: Abandoned) -> Option<Arc<Attempt>> {
         if self.has_ended() {
             return None; // its TTL ends it
         }
         // A hold on a minority of the nodes blocks no other attempt.
-        let must_await = nodes.len() > self.nodes.deployment.max_failures();
-        schedule.abandon(attempt, is_final, entry, nodes, must_await)
+        let must_await = abandoned.nodes.len() > self.nodes.deployment.max_failures();
+        schedule.abandon(abandoned, must_await)
     }
 
     /// Waits until everything that was dropped has been released or abandoned.

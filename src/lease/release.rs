@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
+use super::schedule::Abandoned;
 use crate::deployment::{Deployment, NodeSet};
 use crate::fencing::FencingToken;
 use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor};
@@ -233,7 +234,9 @@ fn release_stragglers(
     rest: Option<Stragglers>,
 ) {
     let abandon = |client: &Client, attempt: &Arc<Attempt>, entry: &Option<QueueEntry>, nodes: NodeSet| {
-        client.keeper.abandon(Arc::clone(attempt), true, entry.clone(), nodes);
+        // A majority has released it.
+        let (attempt, entry, has_lease) = (Arc::clone(attempt), entry.clone(), false);
+        client.keeper.abandon(Abandoned { attempt, has_lease, is_final: true, entry, nodes });
     };
     let Some(mut rest) = rest else {
         if !silent.is_empty() {

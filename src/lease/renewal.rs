@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::attempt::SentRequest;
 use super::keeper::{Keeper, log_given_up};
 use super::lease::{Lease, LeaseEnd};
-use super::schedule::{Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
+use super::schedule::{Abandoned, Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::measure;
@@ -175,8 +175,9 @@ impl Keeper {
 
     /// Under the lock under which the lease was removed: a close must find one or the other.
     fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
-        let (attempt, all_nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
-        let given_up = self.abandon_in(schedule, attempt, true, None, all_nodes);
+        let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+        let (has_lease, is_final, entry) = (true, true, None);
+        let given_up = self.abandon_in(schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
         reports.push(Box::new(move || log_given_up(given_up)));
     }
 

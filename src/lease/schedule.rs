@@ -22,9 +22,10 @@ const BATCH_SIZE: usize = 128;
 pub(super) const RENEWALS_PER_TTL: u32 = 3;
 /// The part of its TTL by which a lease may be renewed earlier than it is due.
 const EARLIEST: u32 = 30;
-/// How many dropped attempts each of two queues remembers. Beyond that, one is left to its TTL:
-/// while a server is down for long, memory must not grow with every caller that gives up.
-const MAX_PENDING_RELEASES: usize = 65_536;
+/// How many attempts without a lease are remembered to be released. One more is left to its TTL:
+/// while a server is down for long, memory must not grow with every caller that gives up. Leases
+/// have no such limit: there are no more than there were guards, each of which needed more memory.
+const MAX_LEASELESS: usize = 65_536;
 
 /// How long beyond its TTL the release of a dropped attempt is retried once its client was dropped.
 const RELEASE_GRACE: Duration = Duration::from_secs(10);
@@ -57,6 +58,8 @@ pub(super) struct Schedule {
     /// Releases that concern only a minority of the nodes: they block no other attempt, and must
     /// not delay other releases.
     pub(super) cleanups: BTreeMap<(Moment, u64), PendingRelease>,
+    /// How many of both have no lease.
+    leaseless: usize,
     /// Dropped attempts that are not released yet, by number, with the names of their locks: what
     /// `settled` and `close` wait for.
     pub(super) open_releases: BTreeMap<u64, Name>,
@@ -71,11 +74,24 @@ pub(super) struct Schedule {
     pub(super) is_closed: bool,
 }
 
+/// An attempt that has ended, and of which the nodes may have something, or may get it later.
+pub(super) struct Abandoned {
+    pub(super) attempt: Arc<Attempt>,
+    /// It has a lease that no majority has released.
+    pub(super) has_lease: bool,
+    /// Requests of it that arrive later must be refused.
+    pub(super) is_final: bool,
+    pub(super) entry: Option<QueueEntry>,
+    pub(super) nodes: NodeSet,
+}
+
 pub(super) struct PendingRelease {
     pub(super) attempt: Arc<Attempt>,
     pub(super) is_final: bool,
     pub(super) entry: Option<QueueEntry>,
     pub(super) give_up: Moment,
+    /// It has a lease that no majority has released.
+    pub(super) has_lease: bool,
     /// The nodes that may still hold it.
     pub(super) nodes: NodeSet,
     /// Its number in `open_releases`, while more than a minority of the nodes may hold it.
@@ -138,22 +154,24 @@ impl Schedule {
     }
 
     /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
-    /// if it concerns more than a minority. If the schedule is full, it returns the attempt that is
-    /// left to its TTL instead.
-    pub(super) fn abandon(
-        &mut self,
-        attempt: Arc<Attempt>,
-        is_final: bool,
-        entry: Option<QueueEntry>,
-        nodes: NodeSet,
-        must_await: bool,
-    ) -> Option<Arc<Attempt>> {
+    /// if it concerns more than a minority. Returns the attempt if it is left to its TTL instead.
+    pub(super) fn abandon(&mut self, abandoned: Abandoned, must_await: bool) -> Option<Arc<Attempt>> {
+        let Abandoned { attempt, has_lease, is_final, entry, nodes } = abandoned;
         let now = Moment::now();
         let give_up = now + attempt.options.ttl + RELEASE_GRACE;
         let number = must_await.then(|| self.number_release(&attempt));
         let (retries_left, failures) = (RELEASE_RETRIES, 0);
-        let pending =
-            PendingRelease { attempt, is_final, entry, give_up, nodes, number, retries_left, failures };
+        let pending = PendingRelease {
+            attempt,
+            is_final,
+            entry,
+            give_up,
+            has_lease,
+            nodes,
+            number,
+            retries_left,
+            failures,
+        };
         self.schedule_release(pending, now)
     }
 
@@ -173,19 +191,20 @@ impl Schedule {
         }
     }
 
-    /// If the schedule is full, it returns the attempt that is left to its TTL instead. While the
-    /// client is being closed there is no limit: no more come than it had.
+    /// Returns the attempt if it is left to its TTL: it has no lease, and there are too many such.
+    /// While the client is being closed there is no limit: no more come than it had.
     pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
+        if !pending.has_lease {
+            if self.leaseless >= MAX_LEASELESS && self.unreleased.is_none() {
+                pending.number.into_iter().for_each(|number| self.end_release(number, true));
+                return Some(pending.attempt);
+            }
+            self.leaseless += 1;
+        }
         let queue = if pending.number.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
-        let is_full = queue.len() >= MAX_PENDING_RELEASES && self.unreleased.is_none();
-        let given_up = if is_full { queue.pop_first() } else { None };
         self.entries += 1;
         queue.insert((due, self.entries), pending);
-        let (_, given_up) = given_up?;
-        if let Some(number) = given_up.number {
-            self.end_release(number, true);
-        }
-        Some(given_up.attempt)
+        None
     }
 
     /// The next batch, or when something will be due.
@@ -215,6 +234,7 @@ impl Schedule {
         {
             batch.releases.push(first.remove());
         }
+        self.leaseless -= batch.releases.iter().filter(|pending| !pending.has_lease).count();
         if batch.renewals.is_empty() && batch.releases.is_empty() {
             let due = self.due.next();
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {

@@ -1,6 +1,7 @@
-//! One server: wake-ups, the client's request queue, worker processes, and refused writes.
+//! One server: wake-ups, the queue of requests, dropped guards, worker processes, refused writes.
 
 mod combined_requests;
+mod dropped_guards;
 mod processes;
 mod request_queue;
 mod restored_queue;
