@@ -80,6 +80,38 @@ async fn signal_is_forwarded_and_the_command_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn command_that_expects_usr1_goes_on_after_it() {
+    let server = Server::start().await;
+    for signal in [Signal::USR1, Signal::USR2] {
+        let script = format!("trap 'echo caught' {}; echo in; while :; do sleep 0.05; done", signal.as_raw());
+        let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
+        assert_eq!(running.line().await, "in");
+        running.signal(signal);
+        assert_eq!(running.line().await, "caught");
+        assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await);
+        running.signal(Signal::TERM);
+        assert_eq!(running.end().await.code, 128 + 15);
+        is_held(&server, "job", false).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_without_a_meaning_ends_the_command_and_releases_the_lock() {
+    let server = Server::start().await;
+    let numbers = ["ALRM", "VTALRM", "PROF", "XCPU", "IO", "PWR", "STKFLT", "RTMIN", "RTMAX"];
+    for name in numbers {
+        let script = "trap 'echo term; exit 9' TERM; echo $PPID; while :; do sleep 0.05; done";
+        let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", script]));
+        let run = running.line().await;
+        let sent = tokio::process::Command::new("bash").args(["-c", &format!("kill -{name} {run}")]).status();
+        assert!(sent.await.unwrap().success());
+        let ended = running.end().await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (9, "term\n"), "{name}: {ended:?}");
+        assert!(!server.run::<bool>(&["EXISTS", "lock:job"]).await, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stopped_command_continues_for_a_signal() {
     let server = Server::start().await;
     for signal in SIGNALS {

@@ -304,7 +304,7 @@ impl Processes {
         found
     }
 
-    fn send_group(&self, signal: Signal) {
+    pub(crate) fn send_group(&self, signal: Signal) {
         if let Some(group) = self.group {
             // An error means that no process of the group is left.
             let _ = kill_process_group(group, signal);

@@ -10,11 +10,30 @@ use tokio::signal::unix::{self, SignalKind};
 /// The signals that end a wait, and that a command receives from `run`.
 const FORWARDED: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
+/// Signals that mean what the command likes: it receives them too, and goes on or ends by itself.
+const PASSED: [Signal; 2] = [Signal::USR1, Signal::USR2];
+
+/// The first signal without a name that a program may use, on Linux.
+const FIRST_UNNAMED: i32 = 34;
+
+/// Signals that would end this process, with the lock held until its TTL. The command gets TERM.
+fn ending() -> Vec<i32> {
+    let named = [Signal::ALARM, Signal::VTALARM, Signal::PROF, Signal::XCPU];
+    let mut ending: Vec<i32> = named.iter().map(|signal| signal.as_raw()).collect();
+    #[cfg(target_os = "linux")]
+    ending.extend([Signal::IO, Signal::POWER, Signal::STKFLT].iter().map(|signal| signal.as_raw()));
+    #[cfg(target_os = "linux")]
+    ending.extend(FIRST_UNNAMED..=64);
+    ending
+}
+
 /// What happened to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// It received a signal to forward.
     Forward(Signal),
+    /// It received a signal to pass on that does not end a command which expects it.
+    Pass(Signal),
     /// It was stopped, and continues.
     Continued,
     /// A child has ended or stopped.
@@ -29,11 +48,19 @@ impl Signals {
     pub(crate) fn new() -> io::Result<Signals> {
         let ignored = ignored_mask();
         let mut streams = Vec::new();
-        let forwarded = FORWARDED.into_iter().filter(|signal| !is_in(ignored, *signal));
-        let forwarded = forwarded.map(|signal| (Event::Forward(signal), signal));
-        let others = [(Event::Continued, Signal::CONT), (Event::Child, Signal::CHILD)];
-        for (event, signal) in forwarded.chain(others) {
-            streams.push((event, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
+        let forwarded = FORWARDED.map(|signal| (Event::Forward(signal), signal.as_raw()));
+        let passed = PASSED.map(|signal| (Event::Pass(signal), signal.as_raw()));
+        let ending = ending().into_iter().map(|signal| (Event::Forward(Signal::TERM), signal));
+        let received = forwarded.into_iter().chain(passed).chain(ending);
+        let received = received.filter(|(_, signal)| !is_in(ignored, *signal));
+        let others = [(Event::Continued, Signal::CONT.as_raw()), (Event::Child, Signal::CHILD.as_raw())];
+        for (event, signal) in received.chain(others) {
+            match unix::signal(SignalKind::from_raw(signal)) {
+                Ok(stream) => streams.push((event, stream)),
+                // The C library may keep it for itself, as musl does the first one without a name.
+                Err(_) if signal >= FIRST_UNNAMED => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(Signals(streams))
     }
@@ -52,10 +79,10 @@ impl Signals {
         .await
     }
 
-    /// Waits for a signal to forward.
+    /// Waits for a signal to forward or to pass on.
     pub(crate) async fn forwarded(&mut self) -> Signal {
         loop {
-            if let Event::Forward(signal) = self.next().await {
+            if let Event::Forward(signal) | Event::Pass(signal) = self.next().await {
                 return signal;
             }
         }
@@ -71,7 +98,7 @@ fn ignored_mask() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn is_in(mask: u64, signal: Signal) -> bool {
-    let bit = u32::try_from(signal.as_raw() - 1).ok().and_then(|bit| 1_u64.checked_shl(bit));
+fn is_in(mask: u64, signal: i32) -> bool {
+    let bit = u32::try_from(signal - 1).ok().and_then(|bit| 1_u64.checked_shl(bit));
     bit.is_some_and(|bit| mask & bit != 0)
 }

@@ -187,6 +187,7 @@ impl Command {
             };
             match event {
                 Event::Forward(signal) => self.forward(signal),
+                Event::Pass(signal) => self.processes.send_group(signal),
                 Event::Continued => self.continue_command(),
                 Event::Child => {
                     let state = state_of(self.group)?;
