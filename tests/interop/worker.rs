@@ -1,6 +1,5 @@
-//! The Rust worker of `tests/interop/scenes.py` and `others.py`, with the commands of the workers
-//! in `lua/clients`: a JSON object per line, and a line for each answer. Commands with `"async":
-//! true` run at once.
+//! The Rust worker of `tests/interop/scenes.py` and `others.py`, with the commands that
+//! `lua/clients/README.md` describes: a JSON object per line, and a line for each answer.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -118,6 +117,7 @@ async fn run(command: &Value) -> Outcome {
         ("lost", _, Some(lease)) => drop(timeout(limit, lease.lost()).await.map_err(|_| "timed_out")?),
         ("count", ..) => return count(opened?, command).await,
         ("close", ..) => opened?.0.close(Duration::from_secs(5)).await?,
+        ("release" | "renew" | "downgrade" | "is_valid" | "lost", ..) => return Err("no such handle".into()),
         _ => return Err("unknown".into()),
     }
     Ok(json!({}))
@@ -130,7 +130,14 @@ async fn answer(command: Value) -> Outcome<bool> {
         Some(Error::WrongType { .. }) => json!({ "error": "wrong_type" }),
         Some(Error::TooDeep { .. }) => json!({ "error": "too_deep" }),
         Some(Error::WouldDeadlock { .. }) => json!({ "error": "would_deadlock" }),
-        _ => json!({ "error": error.to_string() }),
+        Some(Error::TooManyReaders { .. }) => json!({ "error": "too_many_readers" }),
+        Some(Error::Lost { .. } | Error::NotHeld { .. }) => json!({ "error": "lost" }),
+        Some(error) if error.is_transient() => json!({ "error": "no_answer", "text": error.to_string() }),
+        _ if error.is::<redlatch::NameError>() => json!({ "error": "invalid_name" }),
+        _ if ["timed_out", "unknown"].contains(&error.to_string().as_str()) => {
+            json!({ "error": error.to_string() })
+        }
+        _ => json!({ "error": "failed", "text": error.to_string() }),
     });
     answer["ok"] = json!(answer.get("error").is_none());
     answer["id"] = command["id"].clone();

@@ -1,5 +1,4 @@
-// Runs lock commands for tests across languages: JSON lines on stdin, one JSON answer for each.
-import { randomUUID } from "node:crypto";
+// Runs the commands of ../README.md: JSON lines on stdin, one JSON answer for each.
 import { createInterface } from "node:readline";
 import { Cluster, Redis } from "ioredis";
 import { LockError, Redlatch } from "./redlatch.mjs";
@@ -18,9 +17,8 @@ function connect(address, topology, resp) {
   return new Redis({ ...node, ...user, ...(resp ? { protocol: resp } : {}) });
 }
 
-function acquire({ kind, name, ttl_ms: ttl = 3000, limit_ms: timeout, owner }) {
-  // A re-entrant lock needs an owner.
-  const options = { ttl, owner: owner || (kind === "reentrant" ? randomUUID() : "") };
+function acquire({ kind, name, ttl_ms: ttl = 3000, limit_ms: timeout = 5000, owner }) {
+  const options = { ttl, owner };
   if (timeout === 0) return client.tryAcquire(kind, name, options);
   return client.acquire(kind, name, { ...options, timeout });
 }
@@ -30,6 +28,10 @@ function withLimit(promise, ms) {
   const expired = new Promise((resolve) => (timer = setTimeout(resolve, ms, false)));
   return Promise.race([promise, expired]).finally(() => clearTimeout(timer));
 }
+
+const CODES = ["wrong_type", "too_deep", "malformed", "would_deadlock", "too_many_readers"];
+const ERRORS = { bad_name: "invalid_name", unavailable: "no_answer" };
+for (const code of [...CODES, "timed_out", "lost"]) ERRORS[code] = code;
 
 const commands = {
   async open({ url, topology, prefix, resp }) {
@@ -68,8 +70,7 @@ const commands = {
       const start = performance.now();
       const lease = await acquire({ limit_ms: 10_000, ...command });
       state.longest_ms = Math.max(state.longest_ms, Math.round(performance.now() - start));
-      // Readers share the token of the last writer.
-      state.tokens_ascending &&= command.kind === "read" ? lease.token >= last : lease.token > last;
+      state.tokens_ascending &&= lease.token > last;
       last = lease.token;
       await redis.set(key, Number(await redis.get(key)) + 1);
       await lease.release();
@@ -94,8 +95,7 @@ async function answer({ do: verb, id, ...command }) {
   const isKnown = Object.hasOwn(commands, verb);
   const reply = isKnown
     ? await commands[verb](command).catch(({ code, message }) => {
-        console.error(message);
-        return { ok: false, error: code ?? message };
+        return { ok: false, error: ERRORS[code] ?? "failed", text: message };
       })
     : { ok: false, error: "unknown" };
   process.stdout.write(`${JSON.stringify({ ok: true, ...reply, id })}\n`);
@@ -104,7 +104,7 @@ async function answer({ do: verb, id, ...command }) {
 for await (const line of createInterface({ input: process.stdin })) {
   let command;
   try {
-    command = JSON.parse(line);
+    command = Object(JSON.parse(line));
   } catch {
     command = {};
   }

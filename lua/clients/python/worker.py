@@ -1,4 +1,4 @@
-"""Runs lock commands for scenes with several languages: one JSON object per line, in and out."""
+"""Runs the commands of ../README.md: one JSON object per line, in and out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Command worker runs lock commands, a JSON object per line of stdin, and answers each with a line.
+// Command worker runs the commands of ../../README.md, a JSON object per line of stdin.
 package main
 
 import (
@@ -7,7 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"log"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -20,8 +22,8 @@ import (
 
 type command struct {
 	Do, URL, Topology, Prefix, Kind, Name, Owner, As, Key string
-	TTL                                                   time.Duration `json:"ttl_ms"`
-	Limit                                                 time.Duration `json:"limit_ms"`
+	TTL                                                   time.Duration  `json:"ttl_ms"`
+	Limit                                                 *time.Duration `json:"limit_ms"`
 	Seconds                                               float64
 	Resp                                                  int // 2 or 3; 0: what is usual
 	Async                                                 bool
@@ -36,7 +38,8 @@ var (
 	leases sync.Map // "as" -> *redlatch.Lease
 	kinds  = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
 		"read": redlatch.Read, "write": redlatch.Write}
-	names = map[error]string{context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",
+	errUnknown = errors.New("unknown")
+	names      = map[error]string{errUnknown: "unknown", context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",
 		redlatch.ErrInvalidLock: "invalid_name", redlatch.ErrWrongType: "wrong_type",
 		redlatch.ErrTooDeep: "too_deep", redlatch.ErrMalformed: "malformed", redlatch.ErrLost: "lost",
 		redlatch.ErrWouldDeadlock: "would_deadlock", redlatch.ErrTooManyReaders: "too_many_readers"}
@@ -45,20 +48,26 @@ var (
 		"release": func(l *redlatch.Lease, _ context.Context) error { return l.Release() }}
 )
 
-func acquire(c command) (*redlatch.Lease, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(c.Limit, 5000)*time.Millisecond)
+func (c command) limit() time.Duration {
+	if c.Limit == nil {
+		return 5 * time.Second
+	}
+	return *c.Limit * time.Millisecond
+}
+
+func acquire(c command, limit time.Duration) (*redlatch.Lease, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(limit, 5*time.Second))
 	defer cancel()
 	return client.Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name, Owner: c.Owner,
-		TTL: c.TTL * time.Millisecond, NoWait: c.Limit == 0})
+		TTL: cmp.Or(c.TTL, 3000) * time.Millisecond, NoWait: limit == 0})
 }
 
 // count increments a number with a GET and a SET, which only the lock keeps together.
 func (a answer) count(c command) (err error) {
-	c.TTL, c.Limit = cmp.Or(c.TTL, 3000), 10_000
 	increments, longest, token, isAscending := 0, int64(0), int64(0), true
 	for began := time.Now(); err == nil && time.Since(began).Seconds() < c.Seconds; increments++ {
 		requested, lease := time.Now(), (*redlatch.Lease)(nil)
-		if lease, err = acquire(c); err != nil {
+		if lease, err = acquire(c, 10*time.Second); err != nil {
 			break
 		}
 		longest = max(longest, time.Since(requested).Milliseconds())
@@ -76,48 +85,63 @@ func (a answer) run(c command) (err error) {
 	switch c.Do {
 	case "open":
 		_, master, _ := strings.Cut(c.Topology, ":") // empty without Sentinel
+		server, err := redis.ParseURL(c.URL)
+		if err != nil {
+			return err
+		}
 		db = redis.NewUniversalClient(&redis.UniversalOptions{
 			MasterName: master, IsClusterMode: c.Topology == "cluster", Protocol: c.Resp,
-			Addrs: []string{strings.TrimPrefix(c.URL, "redis://")}})
+			Addrs: []string{server.Addr}, Username: server.Username, Password: server.Password})
 		lua := os.DirFS(cmp.Or(os.Getenv("REDLATCH_LUA"), "../.."))
 		client, err = redlatch.New(context.Background(), db, lua, c.Prefix)
+		return err
 	case "close":
 		err = client.Close()
 	case "count":
 		err = a.count(c)
 	case "acquire":
-		if lease, err = acquire(c); err == nil {
+		if lease, err = acquire(c, c.limit()); err == nil {
 			a["token"] = lease.Token
 			leases.Store(c.As, lease)
 		}
 	case "is_valid":
 		a["valid"] = lease.IsValid()
 	case "lost":
-		ctx, cancel := context.WithTimeout(lease.Context(), c.Limit*time.Millisecond)
+		ctx, cancel := context.WithTimeout(lease.Context(), c.limit())
 		defer cancel()
-		<-ctx.Done()
-		a["lost"] = context.Cause(ctx) == redlatch.ErrLost
+		if <-ctx.Done(); context.Cause(ctx) != redlatch.ErrLost {
+			err = context.DeadlineExceeded
+		}
 	case "release", "renew", "downgrade":
 		if err = verbs[c.Do](lease, context.Background()); err == nil || err == redlatch.ErrLost {
 			a["held"], err = err == nil, nil
 		}
 	default:
-		err = errors.New("unknown")
+		err = errUnknown
 	}
 	return err
+}
+
+// nameOf names an error that is not one of redlatch: a reply, or no answer.
+func nameOf(err error) string {
+	var network net.Error
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.As(err, &network) {
+		return "no_answer"
+	}
+	return "failed"
 }
 
 func main() {
 	output := log.New(os.Stdout, "", 0)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		var c command
+		c := command{Prefix: "lock:"}
 		json.Unmarshal(lines.Bytes(), &c) // a malformed line is an unknown command
 		reply := func() {
 			a, err := answer{}, errors.New("not open, or no such handle")
 			defer func() {
 				recover() // a nil client or lease: err is still the one above
 				if a["ok"] = err == nil; err != nil {
-					a["error"] = cmp.Or(names[err], err.Error())
+					a["error"], a["text"] = cmp.Or(names[err], nameOf(err)), err.Error()
 				}
 				if c.ID != nil {
 					a["id"] = c.ID

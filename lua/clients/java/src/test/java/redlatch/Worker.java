@@ -11,7 +11,7 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 
-/** Runs commands for scenes across languages: a JSON object per line in, one per command out. */
+/** Runs the commands of lua/clients/README.md: a JSON object per line in, one per command out. */
 public final class Worker {
   private static final ObjectMapper JSON = new ObjectMapper();
   private final Map<String, Redlatch.Lease> leases = new ConcurrentHashMap<>();
@@ -26,7 +26,7 @@ public final class Worker {
       try {
         JsonNode command = JSON.readTree(line);
         if (command.path("async").asBoolean()) {
-          new Thread(() -> print(worker.answer(command).set("id", command.get("id")))).start();
+          new Thread(() -> print(worker.answer(command))).start();
           continue;
         }
         print(worker.answer(command));
@@ -46,28 +46,42 @@ public final class Worker {
   }
 
   private ObjectNode answer(JsonNode c) {
+    ObjectNode answer = run(c);
+    return c.has("id") ? answer.set("id", c.get("id")) : answer;
+  }
+
+  private ObjectNode run(JsonNode c) {
     try {
       Redlatch.Lease lease = leases.get(c.path("as").asText());
       return switch (c.path("do").asText()) {
         case "open" -> open(c);
-        case "acquire" -> ok().put("token", acquire(c, c.path("limit_ms").asLong()).token());
+        case "acquire" -> ok().put("token", acquire(c, limitMs(c)).token());
         case "release" -> ok().put("held", lease.release());
         case "renew" -> ok().put("held", lease.renew());
         case "downgrade" -> ok().put("held", lease.downgrade());
         case "is_valid" -> ok().put("valid", lease.isValid());
-        case "lost" -> ok().put("lost",
-            lease.lost.get(c.path("limit_ms").asLong(), TimeUnit.MILLISECONDS) == null);
+        case "lost" -> {
+          lease.lost.get(limitMs(c), TimeUnit.MILLISECONDS);
+          yield ok();
+        }
         case "count" -> count(c);
-        case "close" -> ok();
+        case "close" -> {
+          locks.close();
+          yield ok();
+        }
         default -> failure("unknown");
       };
     } catch (Redlatch.LockException e) {
-      String reason = e.reason.name().toLowerCase().replace("no_ttl", "wrong_type");
-      return failure(reason).put("detail", "" + e.getCause());
+      String error = switch (e.reason) {
+        case ENDED, NO_TTL -> "wrong_type";
+        case SERVER -> e.getCause() instanceof RedisCommandExecutionException ? "failed" : "no_answer";
+        default -> e.reason.name().toLowerCase();
+      };
+      return failure(error).put("text", e + ": " + e.getCause());
     } catch (Exception e) {
       String error = e instanceof TimeoutException ? "timed_out"
-          : e instanceof IllegalArgumentException ? "bad_name" : "failed";
-      return failure(error).put("detail", e.toString());
+          : e instanceof IllegalArgumentException ? "invalid_name" : "failed";
+      return failure(error).put("text", e.toString());
     }
   }
 
@@ -97,6 +111,8 @@ public final class Worker {
     }
     return ok();
   }
+
+  private static long limitMs(JsonNode c) { return c.path("limit_ms").asLong(5000); }
 
   private Redlatch.Lease acquire(JsonNode c, long limitMs) throws InterruptedException {
     String name = c.path("name").asText();
