@@ -29,6 +29,7 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "benches/peers/README.md",
         "docs/benchmarks.md",
         "lua/README.md",
+        "lua/clients/README.md",
         "lua/clients/go/README.md",
         "lua/clients/java/README.md",
         "lua/clients/node/README.md",
