@@ -1,10 +1,10 @@
-//! `redlatch run` where /proc is missing, or is that of another PID namespace. Only root can make
-//! such places.
+//! `redlatch run` as the first process of a PID namespace, and where /proc is missing, or is that
+//! of another namespace. Only root can make such places.
 
 use rustix::process::geteuid;
 
 use crate::program::{RunningProgram, is_held, output, wrapped};
-use crate::support::Server;
+use crate::support::{Server, eventually};
 
 /// No cgroup finds the processes.
 const HIDE_CGROUPS: &str = "mount -t tmpfs none /sys/fs/cgroup";
@@ -52,4 +52,42 @@ async fn proc_of_another_namespace_kills_no_unrelated_process() {
     let ended = running.end().await;
     assert_eq!((ended.code, ended.stdout.as_str()), (75, "alive\n"), "{ended:?}");
     assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
+}
+
+/// A container's first process is the parent of all orphans, and of the children of a shell that
+/// executed it.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_process_of_a_namespace_leaves_no_zombies() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let server = Server::start().await;
+    let wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    // An orphan, and whether it is gone after it has ended.
+    let command =
+        "orphan=$(sh -c 'sleep 0 >/dev/null & echo $!'); while [ -e /proc/$orphan ]; do sleep 0.05; done
+        echo gone";
+    for options in [&[][..], &["--allow-daemons"]] {
+        let words = [&["run"], options, &["job", "--", "sh", "-c", command]].concat();
+        let ended = output(wrapped(&wrapper, &server, &words), "").await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (0, "gone\n"), "{options:?}: {ended:?}");
+    }
+    // While it waits for the lock too: a child that is older than it.
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let wrapper = [&wrapper[..], &["sh", "-c", "sleep 0.1 & exec \"$@\"", "sh"]].concat();
+    let mut running =
+        RunningProgram::start(wrapped(&wrapper, &server, &["run", "job", "--", "echo", "started"]));
+    eventually("it waits", || async { server.waiters("{lock:job}:waiters").await == 1 }).await;
+    let first = children(&running.pid().to_string());
+    eventually("the child is reaped", || async { children(&first).is_empty() }).await;
+    guard.release().await.unwrap();
+    assert_eq!(running.line().await, "started");
+    assert_eq!(running.end().await.code, 0);
+}
+
+/// The process ids of a process's children, also of those that are not reaped.
+fn children(id: &str) -> String {
+    let id = id.trim();
+    std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap()
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
 /// The flag of a thread of the kernel.
 const KERNEL_THREAD: u32 = 0x0020_0000;
@@ -93,6 +93,16 @@ pub(crate) fn children() -> Vec<Pid> {
     let threads = threads.filter(|_| is_own());
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(number).collect::<Vec<_>>()).collect()
+}
+
+/// Reaps the children of this process that have ended, but for those that it waits for itself.
+pub(crate) fn reap(waited_for: &[Option<Pid>]) {
+    for child in children() {
+        if !waited_for.contains(&Some(child)) {
+            // An error means that it was reaped meanwhile.
+            let _ = waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        }
+    }
 }
 
 /// The number of the process that started last.

@@ -21,8 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, geteuid, getpid, getppid, kill_process_group, test_kill_process,
-    test_kill_process_group, waitid,
+    Pid, Signal, geteuid, getpid, getppid, kill_process_group, test_kill_process, test_kill_process_group,
 };
 
 use crate::cgroup::Cgroup;
@@ -164,16 +163,12 @@ impl Processes {
         }
     }
 
-    /// Reaps processes that the command has left to this one.
+    /// Reaps processes that were left to this one: the command's, and all orphans if this is the
+    /// first process of a container.
     pub(crate) fn reap_orphans(&self) {
-        if self.run != Some(getpid()) {
-            return;
-        }
-        for child in proc::children() {
-            if Some(child) != self.group && Some(child) != self.watchdog {
-                // An error means that it was reaped meanwhile.
-                let _ = waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-            }
+        // The watchdog itself knows of none, and has no children.
+        if self.watchdog.is_some() {
+            proc::reap(&[self.group, self.watchdog]);
         }
     }
 

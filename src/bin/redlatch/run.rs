@@ -4,13 +4,15 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, LocksBuilder, Owner};
+use rustix::process::Signal;
 
 use crate::deadline::Grace;
 use crate::exit::{Failure, LOST, SIGNALED, say};
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
+use crate::proc;
 use crate::servers::ServerArgs;
-use crate::signals::Signals;
+use crate::signals::{Event, Signals};
 use crate::supervise;
 
 const OWNER: &str = "REDLATCH_OWNER";
@@ -98,12 +100,12 @@ impl RunArgs {
     ) -> Result<u8, Failure> {
         let locks = tokio::select! {
             biased;
-            signal = signals.forwarded() => return Ok(interrupted(signal)),
+            signal = end_of_wait(signals) => return Ok(interrupted(signal)),
             connected = builder.connect() => connected?,
         };
         let acquired = tokio::select! {
             biased;
-            signal = signals.forwarded() => Err(interrupted(signal)),
+            signal = end_of_wait(signals) => Err(interrupted(signal)),
             acquired = self.lock.acquire(&locks, &self.name, owner, start) => Ok(acquired?),
         };
         let code = match acquired {
@@ -156,6 +158,18 @@ impl RunArgs {
     }
 }
 
+/// Waits for a signal that ends the wait for the lock. Meanwhile this may be the first process of a
+/// container, which has to reap all orphans.
+async fn end_of_wait(signals: &mut Signals) -> Signal {
+    loop {
+        // Nothing else waits for a child yet.
+        proc::reap(&[]);
+        if let Event::Forward(signal) | Event::Pass(signal) = signals.next().await {
+            return signal;
+        }
+    }
+}
+
 /// Waits until the servers know that nothing is held or queued.
 async fn close(locks: &Locks) {
     if let Err(error) = locks.close(CLOSE).await {
@@ -163,7 +177,7 @@ async fn close(locks: &Locks) {
     }
 }
 
-pub(crate) fn interrupted(signal: rustix::process::Signal) -> u8 {
+pub(crate) fn interrupted(signal: Signal) -> u8 {
     SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
 }
 
