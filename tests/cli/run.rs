@@ -126,6 +126,37 @@ async fn readers_share_and_writers_exclude() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn first_word_after_the_name_begins_the_command() {
+    let server = Server::start().await;
+    for words in [
+        &["run", "job", "echo", "-n", "--ttl", "--", "-x"][..],
+        &["run", "job", "--", "echo", "-n", "--ttl", "--", "-x"],
+        &["run", "--ttl", "9s", "job", "-n", "echo", "-n", "--ttl", "--", "-x"],
+        &["run", "-n", "--", "job", "echo", "-n", "--ttl", "--", "-x"],
+    ] {
+        let ended = run_on(&server, words).await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (0, "--ttl -- -x"), "{words:?}: {ended:?}");
+    }
+}
+
+/// What the message proposes has to work.
+#[tokio::test(flavor = "multi_thread")]
+async fn mistake_in_the_order_of_arguments_has_a_tip() {
+    for (words, tip) in [
+        (&["run", "job", "-c", "true"][..], "redlatch run NAME sh -c 'LINE'"),
+        (&["run", "sh", "-c", "true"], "redlatch run NAME sh -c 'LINE'"),
+        (&["run", "job", "-z", "true"], "options of `run` come first"),
+        (&["run", "-n", "--", "job", "--", "true"], "once, between the name of the lock and the command"),
+        (&["run", "job", "--shard", "true"], "'--shared'"),
+        (&["inspect", "-c"], "use '-- -c'"),
+    ] {
+        let ended = output(program(words), "").await;
+        assert!(ended.code == 64 && ended.stderr.contains(tip), "{words:?}: {ended:?}");
+        assert!(words[0] == "inspect" || !ended.stderr.contains("'-- -"), "{words:?}: {ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn command_that_cannot_run_releases_the_lock() {
     let server = Server::start().await;
     for (command, code) in [("no-such-command", 127), ("/", 126), ("/etc/passwd", 126)] {
@@ -146,7 +177,7 @@ async fn invalid_arguments_exit_with_64_and_send_nothing() {
         &["run"][..],
         &["run", "job"],
         &["run", "job", "--"],
-        &["run", "job", "true"],
+        &["run", "-n", "--", "job", "--", "true"],
         &["run", "-s", "-x", "job", "--", "true"],
         &["run", "-n", "-w", "1", "job", "--", "true"],
         &["run", "-w", "soon", "job", "--", "true"],

@@ -5,6 +5,8 @@ use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
 use crate::messages;
 
 /// The exit codes, as the help and the manual page show them. Those of failures are of sysexits.h.
@@ -134,7 +136,8 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// Prints the help that was asked for, or what is wrong with the arguments.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
+    correct_tip(&mut error);
     let mut text = error.render().to_string();
     if error.use_stderr() {
         // An argument in the wrong place is repeated in the message, and a password may contain any
@@ -148,6 +151,19 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     } else {
         let _ = io::stdout().write_all(text.as_bytes());
         ExitCode::SUCCESS
+    }
+}
+
+/// Behind `--`, an unknown option of `run` would be the name of the lock: clap proposes that.
+fn correct_tip(error: &mut clap::Error) {
+    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let is_of_run = text(ContextKind::Usage).contains("redlatch run ");
+    if error.kind() == ErrorKind::UnknownArgument && is_of_run {
+        let tip = match text(ContextKind::InvalidArg).as_str() {
+            "-c" => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
+            _ => "options of `run` come first, then the name of the lock, then the command",
+        };
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
 }
 

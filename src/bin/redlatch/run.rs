@@ -65,14 +65,18 @@ pub(crate) struct RunArgs {
     allow_daemons: bool,
     /// The name of the lock.
     name: String,
-    /// The command and its arguments, after `--`.
-    #[arg(last = true, required = true)]
+    /// The command and its arguments. The first word after NAME that is no option begins it.
+    #[arg(trailing_var_arg = true, required = true)]
     command: Vec<OsString>,
 }
 
 impl RunArgs {
     pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
         let start = Instant::now();
+        if self.command.first().is_some_and(|word| word == "--") {
+            let text = "`--` may stand once, between the name of the lock and the command";
+            return Err(Failure::Usage(text.to_owned()));
+        }
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
         let label = self.label.clone().unwrap_or_else(label);
