@@ -1,12 +1,14 @@
 //! `redlatch run` while no program reads its messages.
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::program::{RunningProgram, ends, is_held, on, pid};
-use crate::support::{Server, eventually};
+use crate::program::{RunningProgram, ends, is_held, on, pid, run_on};
+use crate::support::{Server, eventually, soon};
 use crate::terminal::{REDLATCH, Terminal};
 
 /// Ignores TERM. Prints its process id.
@@ -46,6 +48,65 @@ async fn revoked_lock_ends_the_command_although_stderr_is_blocked() {
     let (text, ended) = tokio::join!(rest(reader), running.end());
     assert_eq!(ended.code, 75, "{ended:?}");
     assert!(text.contains("was revoked"), "{text}");
+}
+
+/// With `-v`, one line says that it waits, and for whom.
+#[tokio::test(flavor = "multi_thread")]
+async fn verbose_run_names_the_holder_only_if_it_waits() {
+    let server = Server::start().await;
+    let words = ["run", "-v", "job", "echo", "started"];
+    let ended = run_on(&server, &words).await;
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("started\n", ""), "it did not wait");
+    let holder = ["run", "--label", "the-holder", "job", "sh", "-c", "echo in; read -r line"];
+    for others in ["no other waits", "1 other waits"] {
+        let mut command = on(&server, &holder);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut holder = command.spawn().unwrap();
+        is_held(&server, "job", true).await;
+        let other = match others {
+            "1 other waits" => Some(RunningProgram::start(on(&server, &["run", "job", "true"]))),
+            _ => None,
+        };
+        let queued = u64::from(other.is_some());
+        eventually("the other waits", || async { server.waiters("{lock:job}:waiters").await == queued })
+            .await;
+        let mut waiting = RunningProgram::start(on(&server, &words));
+        let mut stderr = BufReader::new(waiting.child.stderr.take().unwrap()).lines();
+        let line = soon("a line", stderr.next_line()).await.unwrap().unwrap();
+        assert!(line.starts_with("redlatch: lock \"job\": waits: held by redlatch:the-holder"), "{line}");
+        assert!(line.contains("s left; ") && line.ends_with(others), "{line}");
+        drop(holder.stdin.take());
+        assert_eq!(waiting.line().await, "started");
+        assert_eq!(soon("the end of stderr", stderr.next_line()).await.unwrap(), None);
+        assert_eq!(waiting.end().await.code, 0);
+        holder.wait().await.unwrap();
+        if let Some(other) = other {
+            assert_eq!(other.end().await.stderr, "", "without -v");
+        }
+    }
+    // No wait, no line.
+    let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
+    let ended = run_on(&server, &["run", "-v", "-n", "job", "true"]).await;
+    assert_eq!((ended.code, ended.stderr.as_str()), (1, ""));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verbose_run_starts_its_command_although_stderr_is_blocked() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let (reader, writer) = full_pipe();
+    let words = ["run", "-v", "job", "echo", "started"];
+    let mut running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
+    eventually("it waits", || async { server.waiters("{lock:job}:waiters").await == 1 }).await;
+    let before = server.scripts_run().await;
+    eventually("the holder is looked up", || async { server.scripts_run().await > before }).await;
+    guard.release().await.unwrap();
+    assert_eq!(running.line().await, "started");
+    is_held(&server, "job", false).await;
+    let (_, ended) = tokio::join!(rest(reader), running.end());
+    assert_eq!(ended.code, 0, "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,6 +23,7 @@ mod signals;
 mod span;
 mod supervise;
 mod view;
+mod wait;
 mod watch;
 mod watchdog;
 

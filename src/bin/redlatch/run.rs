@@ -10,10 +10,10 @@ use crate::deadline::Grace;
 use crate::exit::{Failure, LOST, SIGNALED, say};
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
-use crate::proc;
 use crate::servers::ServerArgs;
-use crate::signals::{Event, Signals};
+use crate::signals::Signals;
 use crate::supervise;
+use crate::wait::{self, WaitArgs};
 
 const OWNER: &str = "REDLATCH_OWNER";
 
@@ -45,6 +45,8 @@ REDLATCH_RUNS.";
 pub(crate) struct RunArgs {
     #[command(flatten)]
     lock: LockArgs,
+    #[command(flatten)]
+    wait: WaitArgs,
     /// The exit code if the lock is held, with -n or after -w.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     conflict_exit_code: u8,
@@ -104,13 +106,13 @@ impl RunArgs {
     ) -> Result<u8, Failure> {
         let locks = tokio::select! {
             biased;
-            signal = end_of_wait(signals) => return Ok(interrupted(signal)),
+            signal = wait::interruption(signals) => return Ok(interrupted(signal)),
             connected = builder.connect() => connected?,
         };
         let acquired = tokio::select! {
             biased;
-            signal = end_of_wait(signals) => Err(interrupted(signal)),
-            acquired = self.lock.acquire(&locks, &self.name, owner, start) => Ok(acquired?),
+            signal = wait::interruption(signals) => Err(interrupted(signal)),
+            acquired = self.wait.acquire(&self.lock, &locks, &self.name, owner, start) => Ok(acquired?),
         };
         let code = match acquired {
             Ok(Some(guard)) => self.hold(guard, owner, grace, signals).await,
@@ -158,18 +160,6 @@ impl RunArgs {
                 say(&Failure::from(error).text());
                 code
             }
-        }
-    }
-}
-
-/// Waits for a signal that ends the wait for the lock. Meanwhile this may be the first process of a
-/// container, which has to reap all orphans.
-async fn end_of_wait(signals: &mut Signals) -> Signal {
-    loop {
-        // Nothing else waits for a child yet.
-        proc::reap(&[]);
-        if let Event::Forward(signal) | Event::Pass(signal) = signals.next().await {
-            return signal;
         }
     }
 }

@@ -105,16 +105,32 @@ impl View {
             && holders(self) == holders(other)
     }
 
+    pub(crate) fn is_held(&self) -> bool {
+        self.holder_count > 0
+    }
+
     /// The lock in one line.
     pub(crate) fn summary(&self) -> String {
-        let mut text = format!("{:?} {}", self.name, self.state);
-        if let Some(holder) = self.holders.first() {
-            text += &format!(": {holder}");
-        }
+        let colon = if self.holders.is_empty() { "" } else { ": " };
+        format!("{:?} {}{colon}{}; {} waiting", self.name, self.state, self.first_holders(), self.waiters)
+    }
+
+    /// A held lock in one line, for one of its waiters.
+    pub(crate) fn obstacle(&self) -> String {
+        let others = match self.waiters.saturating_sub(1) {
+            0 => "no other waits".to_owned(),
+            1 => "1 other waits".to_owned(),
+            others => format!("{others} others wait"),
+        };
+        format!("lock {:?}: waits: held by {}; {others}", self.name, self.first_holders())
+    }
+
+    fn first_holders(&self) -> String {
+        let mut text = self.holders.first().map(ToString::to_string).unwrap_or_default();
         if self.holder_count > 1 {
             text += &format!(", and {} more", self.holder_count - 1);
         }
-        text + &format!("; {} waiting", self.waiters)
+        text
     }
 }
 
