@@ -1,5 +1,7 @@
 //! `redlatch run`: arguments, exit codes, what the command receives, and what is left.
 
+use std::time::Duration;
+
 use redlatch::Owner;
 
 use crate::program::{RunningProgram, is_held, on, output, program, run_on};
@@ -248,6 +250,34 @@ async fn failing_server_exits_with_69_and_no_secret_is_shown() {
     }
     let ended = output(program(&["run", "--redis", "s3cret://:s3cret@x", "job", "--", "true"]), "").await;
     assert!(ended.code == 64 && !ended.stderr.contains(":s3cret"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outage_limit_outlasts_a_server_that_is_away_for_a_moment() {
+    let mut server = Server::start().await;
+    for options in [&[][..], &["-n"], &["-w", "60"], &["-s", "-n"]] {
+        server.kill();
+        let words = [&["--outage-limit", "60"], options].concat();
+        let mut running = RunningProgram::start(on(&server, &run(&words, &["echo", "started"])));
+        // It tries meanwhile.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(running.child.try_wait().unwrap().is_none(), "{options:?}");
+        server.restart().await;
+        let ended = running.end().await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (0, "started\n"), "{options:?}: {ended:?}");
+    }
+    // A conflict is an answer, and nothing is tried again.
+    let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
+    let ended = run_on(&server, &run(&["-n", "--outage-limit", "60"], &["true"])).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    drop(guard);
+    server.kill();
+    for options in [&["--outage-limit", "300ms"][..], &["-n", "--outage-limit", "0.3"], &["-n"], &[]] {
+        let ended = run_on(&server, &run(options, &["echo", "started"])).await;
+        assert_eq!((ended.code, ended.stdout.as_str()), (69, ""), "{options:?}: {ended:?}");
+    }
+    let ended = run_on(&server, &run(&["--outage-limit", "25h"], &["true"])).await;
+    assert_eq!(ended.code, 64, "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,6 +38,10 @@ impl LockArgs {
         if self.nonblock { Some(Duration::ZERO) } else { self.wait }
     }
 
+    pub(crate) fn tries_once(&self) -> bool {
+        self.limit() == Some(Duration::ZERO)
+    }
+
     /// Acquires the lock within the limit, counted from `start`; `None` if another holder has it.
     pub(crate) async fn acquire(
         &self,

@@ -82,7 +82,8 @@ impl RunArgs {
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
         let label = self.label.clone().unwrap_or_else(label);
-        let builder = servers.builder()?.options(servers.options().ttl(self.ttl)).label(label);
+        let options = self.wait.options(servers.options().ttl(self.ttl));
+        let builder = servers.builder()?.options(options).label(label);
         // From here on, a signal does not end this process.
         let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;
         messages::start().map_err(Failure::os("start a thread"))?;
@@ -107,7 +108,7 @@ impl RunArgs {
         let locks = tokio::select! {
             biased;
             signal = wait::interruption(signals) => return Ok(interrupted(signal)),
-            connected = builder.connect() => connected?,
+            connected = self.wait.connect(builder) => connected?,
         };
         let acquired = tokio::select! {
             biased;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Owner};
+use redlatch::{Locks, LocksBuilder, Options, Owner};
 use rustix::process::Signal;
 
 use crate::exit::{Failure, say};
@@ -14,14 +14,35 @@ use crate::view::View;
 /// How long a wait lasts before a message says so, and how often to look for the holder.
 const REPORT_AFTER: Duration = Duration::from_millis(200);
 
+/// How long to pause between tries while the servers fail.
+const PAUSE: Duration = Duration::from_millis(200);
+
 #[derive(clap::Args)]
 pub(crate) struct WaitArgs {
     /// Say on stderr who holds the lock, if this has to wait for it.
     #[arg(short, long)]
     verbose: bool,
+    /// How long the servers may fail before this gives up, up to 24h. By default it does so at once
+    /// if it cannot connect, and within seconds while it waits.
+    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    outage_limit: Option<Duration>,
 }
 
 impl WaitArgs {
+    pub(crate) fn options(&self, options: Options) -> Options {
+        match self.outage_limit {
+            Some(limit) => options.outage_limit(limit),
+            None => options,
+        }
+    }
+
+    pub(crate) async fn connect(&self, builder: LocksBuilder) -> Result<Locks, Failure> {
+        match self.outage_limit {
+            Some(_) => Ok(builder.connect_lazily()?),
+            None => Ok(builder.connect().await?),
+        }
+    }
+
     /// Acquires the lock within its limit, counted from `start`; `None` if another holder has it.
     pub(crate) async fn acquire(
         &self,
@@ -31,7 +52,7 @@ impl WaitArgs {
         owner: &Owner,
         start: Instant,
     ) -> Result<Option<Guard>, Failure> {
-        let mut acquire = std::pin::pin!(lock.acquire(locks, name, owner, start));
+        let mut acquire = std::pin::pin!(self.acquire_silently(lock, locks, name, owner, start));
         tokio::select! {
             biased;
             acquired = &mut acquire => return acquired,
@@ -39,6 +60,30 @@ impl WaitArgs {
             () = report(locks, name), if self.verbose => {}
         }
         acquire.await
+    }
+
+    async fn acquire_silently(
+        &self,
+        lock: &LockArgs,
+        locks: &Locks,
+        name: &str,
+        owner: &Owner,
+        start: Instant,
+    ) -> Result<Option<Guard>, Failure> {
+        let left = || self.outage_limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        loop {
+            match (lock.acquire(locks, name, owner, start).await, left()) {
+                // A single try ends with the first failure. What it may have acquired without an
+                // answer is released before the next one, to which it would be another holder's.
+                (Err(Failure::Lock(error)), Some(left))
+                    if error.is_transient() && lock.tries_once() && !left.is_zero() =>
+                {
+                    tokio::time::sleep(PAUSE.min(left)).await;
+                    let _ = tokio::time::timeout(left, locks.settled()).await;
+                }
+                (outcome, _) => return outcome,
+            }
+        }
     }
 }
 
