@@ -1,4 +1,5 @@
-//! `redlatch run` as a user that may not signal its own command. Only root can make such a command.
+//! `redlatch run` as a user that may not signal its own command, or may have few processes or open
+//! files. Only root can make such users.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,7 +8,7 @@ use std::path::Path;
 use rustix::process::{Signal, geteuid, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::program::{RunningProgram, pid, wrapped};
+use crate::program::{RunningProgram, output, pid, wrapped};
 use crate::support::{Server, soon};
 
 const UNPRIVILEGED: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -63,5 +64,30 @@ async fn command_of_another_user_is_reported() {
         }
         kill_process(process, Signal::KILL).unwrap();
         assert_eq!(running.end().await.code, 75);
+    }
+}
+
+/// Neither limit may end the program by a panic, whatever it is that the system refuses.
+#[tokio::test(flavor = "multi_thread")]
+async fn low_limits_have_an_exit_code_and_a_message() {
+    let server = Server::start().await;
+    let words = ["run", "job", "--", "true"];
+    let judge = async |limit: &str, wrapper: &[&str]| {
+        let script = format!("ulimit {limit}; exec \"$@\"");
+        let wrapper = [wrapper, &["bash", "-c", &script, "bash"]].concat();
+        let ended = output(wrapped(&wrapper, &server, &words), "").await;
+        // With some more, only the connection fails.
+        assert!([0, 69, 71].contains(&ended.code), "{limit}: {ended:?}");
+        assert_eq!(ended.code == 0, ended.stderr.is_empty(), "{limit}: {ended:?}");
+        assert!(ended.stderr.is_empty() || ended.stderr.starts_with("redlatch: could not "), "{ended:?}");
+        ended.code
+    };
+    for files in 6..20 {
+        let code = judge(&format!("-n {files}"), &[]).await;
+        assert!(files > 8 || code == 71, "{files}: {code}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    if root_program(directory.path()).is_some() {
+        assert_eq!(judge("-u 0", &UNPRIVILEGED).await, 71);
     }
 }

@@ -29,8 +29,10 @@ mod watchdog;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::{io, panic};
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
 
 use exit::{Failure, say};
 use servers::ServerArgs;
@@ -76,10 +78,7 @@ fn main() -> ExitCode {
 }
 
 fn execute(arguments: Arguments) -> Result<u8, Failure> {
-    // The main thread runs the command, and blocks while it starts processes. Leases are renewed
-    // on the worker thread.
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(1).enable_all().build().map_err(Failure::os("start the runtime"))?;
+    let runtime = runtime().map_err(Failure::os("start the runtime"))?;
     let outcome = runtime.block_on(async {
         match arguments.command {
             Command::Run(run) => run.execute(&arguments.servers).await,
@@ -98,6 +97,17 @@ fn execute(arguments: Arguments) -> Result<u8, Failure> {
     // A name lookup that hangs must not keep the program alive.
     runtime.shutdown_background();
     outcome
+}
+
+/// The main thread runs the command, and blocks while it starts processes. Leases are renewed on
+/// the worker thread.
+fn runtime() -> io::Result<Runtime> {
+    // Some of what the system refuses is an error of tokio, and some a panic.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let built = panic::catch_unwind(|| Builder::new_multi_thread().worker_threads(1).enable_all().build());
+    panic::set_hook(hook);
+    built.unwrap_or_else(|_| Err(io::Error::other("too few processes or open files are allowed (ulimit)")))
 }
 
 fn conclude(outcome: Result<u8, Failure>) -> ExitCode {
