@@ -1,11 +1,13 @@
 //! `redlatch release`, `force-release`, `doctor` and `quorum rejoin`; completions, and the manual
 //! page.
 
+use std::fs::File;
+
 use redlatch::{Options, Owner, RestartGuard};
 use serde_json::Value;
 
 use crate::program::{on, output, program, run_on};
-use crate::support::{DURABLE, Deployment, Server, Topology};
+use crate::support::{DURABLE, Deployment, Server, Topology, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
@@ -48,6 +50,15 @@ async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
     assert_eq!(output(inherited, "").await.code, 0);
     writer.release().await.unwrap_err();
 
+    // The standard input may be anything.
+    let long = "x".repeat(128);
+    for (text, code) in [(format!("{long}\r\n"), 1), (format!("{long}{long}x\n"), 64), (long.repeat(9), 64)] {
+        let ended = output(on(&server, &["release", "job", "--owner", "-"]), &text).await;
+        assert_eq!(ended.code, code, "{ended:?}");
+    }
+    let mut endless = on(&server, &["release", "job", "--owner", "-"]);
+    let ended = soon("it ends", endless.stdin(File::open("/dev/zero").unwrap()).status()).await.unwrap();
+    assert_eq!(ended.code(), Some(64));
     for words in [&["release", "job"][..], &["release", "job", "--owner", "two words"]] {
         assert_eq!(run_on(&server, words).await.code, 64, "{words:?}");
     }

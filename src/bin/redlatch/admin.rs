@@ -1,5 +1,6 @@
 //! `redlatch release`, `force-release`, `doctor` and `quorum rejoin`.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use redlatch::{Error, Finding, Locks, NodeStatus, Owner, RestartGuard, Verdict};
@@ -7,6 +8,10 @@ use serde_json::{Value, json};
 
 use crate::exit::{Failure, is_no_lock, print, print_json, say};
 use crate::servers::ServerArgs;
+
+/// What `Owner::from_word` takes, in bytes, and the end of a line.
+const LONGEST_OWNER: u64 = 256;
+const LINE_END: u64 = 2;
 
 /// Revoke a lock from its holders, and grant it to the next waiter.
 ///
@@ -55,7 +60,7 @@ impl ReleaseArgs {
     pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
         let usage = |text: &str| Failure::Usage(text.to_owned());
         let word = match self.owner.as_deref() {
-            Some("-") => std::io::read_to_string(std::io::stdin()).map_err(Failure::os("read the owner"))?,
+            Some("-") => read_owner()?,
             Some(word) => word.to_owned(),
             None => std::env::var("REDLATCH_OWNER")
                 .map_err(|_| usage("whose lock? Set --owner or REDLATCH_OWNER"))?,
@@ -68,6 +73,19 @@ impl ReleaseArgs {
         }
         Ok(u8::from(!was_held))
     }
+}
+
+/// Reads an owner from stdin, which may have no end.
+fn read_owner() -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    let limit = LONGEST_OWNER + LINE_END;
+    let read = std::io::stdin().take(limit + 1).read_to_end(&mut bytes);
+    if read.map_err(Failure::os("read the owner"))? as u64 > limit {
+        return Err(Failure::Usage(format!(
+            "the standard input is longer than an owner, {LONGEST_OWNER} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|_| Failure::Usage("the standard input is not UTF-8".to_owned()))
 }
 
 /// Revokes a lock of any kind: a request for another kind changes nothing.
