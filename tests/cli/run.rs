@@ -250,6 +250,13 @@ async fn failing_server_exits_with_69_and_no_secret_is_shown() {
     }
     let ended = output(program(&["run", "--redis", "s3cret://:s3cret@x", "job", "--", "true"]), "").await;
     assert!(ended.code == 64 && !ended.stderr.contains(":s3cret"), "{ended:?}");
+    // Without its scheme, for a server that is no sentinel.
+    let server = Server::start().await;
+    for words in [&words[..], &["list"]] {
+        let words = [&["--sentinel", "user:s3cret@host"], words].concat();
+        let ended = run_on(&server, &words).await;
+        assert!(ended.code == 64 && !ended.stderr.contains("s3cret"), "{ended:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,6 +81,11 @@ impl ServerArgs {
     }
 
     fn urls(&self) -> Result<Vec<String>, Failure> {
+        // Sentinel allows letters, digits, `.`, `-` and `_`. This would be in messages as a name.
+        if self.sentinel.as_ref().is_some_and(|name| name.contains('@') && !name.contains("://")) {
+            let text = "--sentinel: the name of a master has no `@`; with a user or a password it is a URL, redis://…";
+            return Err(Failure::Usage(text.to_owned()));
+        }
         if !self.redis.is_empty() {
             return Ok(self.redis.clone());
         }
