@@ -188,6 +188,23 @@ async fn tls_takes_certificates_from_files() {
         assert_eq!(output(command(&files[..2]), "").await.code, 69, "the server asks for a certificate");
         assert_eq!(output(command(&[]), "").await.code, 69, "no system trusts this CA");
     }
+    // Whatever the server does, these files are wrong.
+    let stranger = Authority::new();
+    let (other, empty) = (stranger.path("key"), "/dev/null");
+    for (files, says) in [
+        (&["--cacert", empty][..], "no certificate"),
+        (&["--cacert", &key], "no certificate"),
+        (&["--cert", empty, "--key", &key], "no certificate"),
+        (&["--cert", &cert, "--key", &cert], "no private key"),
+        (&["--cert", &cert, "--key", &other], "not the key"),
+    ] {
+        for words in [&["run", "job", "--", "true"][..], &["list"], &["doctor"]] {
+            let mut command = program(&[files, words].concat());
+            command.env("REDLATCH_REDIS", "rediss://127.0.0.1:1/");
+            let ended = output(command, "").await;
+            assert!(ended.code == 64 && ended.stderr.contains(says), "{files:?} {words:?} {ended:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

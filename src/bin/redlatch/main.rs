@@ -6,6 +6,7 @@ compile_error!("the feature `cli` needs Unix: signals and process groups");
 
 mod admin;
 mod bench;
+mod certificates;
 mod cgroup;
 mod deadline;
 mod exit;

@@ -10,6 +10,7 @@ use redlatch::redis::{
 };
 use redlatch::{Locks, LocksBuilder, Options, RestartGuard};
 
+use crate::certificates;
 use crate::exit::Failure;
 
 #[derive(clap::Args)]
@@ -98,17 +99,11 @@ impl ServerArgs {
     }
 
     fn certificates(&self) -> Result<Option<TlsCertificates>, Failure> {
-        let read = |file: &PathBuf| {
-            let unreadable = |error| Failure::Usage(format!("cannot read {}: {error}", file.display()));
-            std::fs::read(file).map_err(unreadable)
-        };
-        let client_tls = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => {
-                Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? })
-            }
-            _ => None,
-        };
-        let root_cert = self.cacert.as_ref().map(read).transpose()?;
+        let root_cert = self.cacert.as_deref().map(certificates::read_ca).transpose()?;
+        let client = self.cert.as_deref().zip(self.key.as_deref());
+        let client = client.map(|(cert, key)| certificates::read_client(cert, key)).transpose()?;
+        let client_tls =
+            client.map(|client| ClientTlsConfig { client_cert: client.certificate, client_key: client.key });
         let is_given = client_tls.is_some() || root_cert.is_some();
         Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
     }
