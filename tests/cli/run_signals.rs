@@ -1,5 +1,7 @@
 //! Signals to `redlatch run`: while it waits, and while its command runs.
 
+use std::time::{Duration, Instant};
+
 use rustix::process::{Signal, kill_process};
 
 use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, watchdog_of};
@@ -46,6 +48,26 @@ async fn signal_ends_a_wait_for_a_silent_server() {
     let ended = running.end().await;
     assert_eq!((ended.code, ended.stdout.as_str()), (128 + 15, ""), "{ended:?}");
     server.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_the_wait_for_a_release() {
+    let server = Server::start().await;
+    let script = format!("kill -STOP {}; echo $$; exit 7", server.process_id());
+    let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
+    let command = pid(&running.line().await);
+    // Reaped, so the release has begun, or begins without any pause.
+    let proc = format!("/proc/{}", command.as_raw_nonzero());
+    eventually("the command is reaped", || async { !std::path::Path::new(&proc).exists() }).await;
+    let start = Instant::now();
+    running.signal(Signal::TERM);
+    let ended = running.end().await;
+    // Without the signal, it takes several times the limit of 20 s.
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    assert_eq!(ended.code, 7, "{ended:?}");
+    assert!(ended.stderr.contains("until their TTLs expire"), "{ended:?}");
+    server.resume();
+    is_held(&server, "job", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,8 @@ use crate::wait::{self, WaitArgs};
 
 const OWNER: &str = "REDLATCH_OWNER";
 
-/// How long the end of an interrupted run waits for the server to confirm that nothing is left.
+/// How long the end of an interrupted run waits for a release, and for the server to confirm that
+/// nothing is left.
 const CLOSE: Duration = Duration::from_secs(1);
 
 const CODES: &str = "\
@@ -148,7 +149,17 @@ impl RunArgs {
             drop(guard);
             return Ok(LOST);
         }
-        match guard.release().await {
+        let mut release = std::pin::pin!(guard.release());
+        let released = tokio::select! {
+            biased;
+            released = &mut release => released,
+            // The server may be silent. `close` says so if the release is not confirmed either.
+            _ = signals.forwarded() => match tokio::time::timeout(CLOSE, release).await {
+                Ok(released) => released,
+                Err(_) => return code,
+            },
+        };
+        match released {
             Ok(()) => code,
             Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
                 say(&Failure::from(error).text());
