@@ -18,6 +18,13 @@ fn has_session(watchdog: Pid) -> bool {
     session == Some(watchdog.as_raw_nonzero().get())
 }
 
+/// Whether no child of a `run` but its watchdog is alive.
+fn has_no_command(run: Pid) -> bool {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.as_raw_nonzero()));
+    let watchdog = watchdog_of(run);
+    children.unwrap().split_whitespace().map(pid).all(|child| Some(child) == watchdog || !is_alive(child))
+}
+
 /// Stops the next watchdog of a `run` while it starts. `None`: it was ready before.
 async fn stop_next(run: Pid, before: Option<Pid>) -> Option<Pid> {
     let stop = move || {
@@ -80,25 +87,47 @@ async fn command_ends_before_its_lease_although_no_watchdog_starts() {
     assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
 }
 
+/// Whichever process is killed or stopped, the other one sends KILL at its time.
 #[tokio::test(flavor = "multi_thread")]
-async fn watchdog_killed_during_the_grace_changes_nothing() {
+async fn one_killed_or_stopped_during_the_grace_changes_nothing() {
     let server = Server::start().await;
     let script = "trap 'echo term' TERM; echo in; while :; do date +%s%N; sleep 0.02; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
-    let mut running = RunningProgram::start(on(&server, &words));
-    assert_eq!(running.line().await, "in");
-    server.pause();
-    let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    while running.line().await != "term" {}
-    let watchdog = watchdog_of(running.pid()).unwrap();
-    kill_process(watchdog, Signal::KILL).unwrap();
-    let ended = running.end().await;
-    server.resume();
-    assert_eq!(ended.code, 75, "{ended:?}");
-    assert!(!ended.stdout.contains("term"), "another watchdog sent TERM again: {ended:?}");
-    let last = ended.stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
-    let ran = last.expect("it ran on").saturating_sub(paused);
-    assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
+    for (is_run, signal) in
+        [(false, Signal::KILL), (false, Signal::STOP), (true, Signal::KILL), (true, Signal::STOP)]
+    {
+        let mut running = RunningProgram::start(on(&server, &words));
+        assert_eq!(running.line().await, "in");
+        server.pause();
+        let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        while running.line().await != "term" {}
+        let run = running.pid();
+        let process = if is_run { run } else { watchdog_of(run).unwrap() };
+        kill_process(process, signal).unwrap();
+        let mut stdout = String::new();
+        // It ends only after it has resumed, and the command before.
+        if is_run && signal == Signal::STOP {
+            eventually("the command has ended", || async { has_no_command(run) }).await;
+            kill_process(run, Signal::CONT).unwrap();
+        }
+        if is_run && signal == Signal::KILL {
+            stdout += &running.rest_of_stdout().await;
+            running.child.wait().await.unwrap();
+        } else {
+            let ended = running.end().await;
+            assert_eq!(ended.code, 75, "{is_run} {signal:?}: {ended:?}");
+            stdout += &ended.stdout;
+        }
+        server.resume();
+        assert!(!stdout.contains("term"), "{is_run} {signal:?}: TERM came again: {stdout}");
+        let last = stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
+        let ran = last.expect("it ran on").saturating_sub(paused);
+        assert!(
+            ran < Duration::from_secs(6),
+            "{is_run} {signal:?}: it ran for {ran:?} after the last renewal"
+        );
+        is_held(&server, "job", false).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
