@@ -49,7 +49,7 @@
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
 --                 lock, for the newest 20,000 attempts)
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
---   only_from     with force, an attempt: only if it holds the lock
+--   only_from     with force, up to 256 bytes: an attempt; only if it holds the lock
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           gets the same, and grants nothing more
@@ -124,7 +124,7 @@ if has_more then
     or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
     or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
-    or only_from and (#only_from > 128 or string.find(only_from, ' ', 1, true)) then
+    or only_from and (#only_from > 256 or string.find(only_from, ' ', 1, true)) then
     return -5
   end
 end

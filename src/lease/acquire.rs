@@ -102,9 +102,11 @@ struct Progress {
 }
 
 impl Progress {
-    /// The error of a wait that was dropped. If the server failed, or its replicas did, the lock
-    /// was free as far as is known. Most requests that found an outage were those of other tasks;
-    /// whether this call sent one is known now. What it is granted is released.
+    /// The error of a wait that was dropped. What it is granted is released.
+    ///
+    /// If the server failed, or its replicas did, the lock was free as far as is known. Most
+    /// requests that found an outage were those of other tasks; whether this call sent one is known
+    /// now.
     fn out_of_time(&mut self, request: &LockRequest, limit: Duration) -> Error {
         let has_sent = self.in_flight.as_ref().is_some_and(|sent| sent.is_indeterminate());
         let may_have_run = self.replica_failure.is_some() || has_sent;

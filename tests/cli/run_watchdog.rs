@@ -176,6 +176,13 @@ async fn another_watchdog_knows_the_deadline() {
         kill_process(first, signal).unwrap();
         let next = || watchdog_of(running.pid()).is_some_and(|next| next != first && has_session(next));
         eventually("another watchdog", || async { next() }).await;
+        // It has its orders by the second renewal from now on.
+        for _ in 0..2 {
+            let left = async || server.run::<i64>(&["PTTL", "lock:job"]).await;
+            let expiry = async || server.time().await / 1000 + left().await;
+            let before = expiry().await;
+            eventually("the lease is renewed", || async { expiry().await > before + 500 }).await;
+        }
         running.signal(Signal::STOP);
         eventually("the command has ended", || async {
             let is_over = !is_alive(command);
