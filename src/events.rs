@@ -82,8 +82,11 @@ pub enum Event {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LossReason {
-    /// It was not renewed in time.
+    /// No renewal was confirmed in time: the server did not answer.
     NotRenewed,
+    /// No renewal was sent in time: this process was stopped, suspended or too busy, or its runtime
+    /// did not run.
+    Stalled,
     /// Its TTL expired, and [renewal](crate::Options::renewal) is off.
     Expired,
     /// It has reached [`Options::max_hold`](crate::Options::max_hold).
@@ -94,13 +97,19 @@ pub enum LossReason {
 
 #[cfg(feature = "metrics")]
 impl LossReason {
-    pub(crate) const ALL: [LossReason; 4] =
-        [LossReason::NotRenewed, LossReason::Expired, LossReason::MaxHold, LossReason::Revoked];
+    pub(crate) const ALL: [LossReason; 5] = [
+        LossReason::NotRenewed,
+        LossReason::Stalled,
+        LossReason::Expired,
+        LossReason::MaxHold,
+        LossReason::Revoked,
+    ];
 
     /// One word, for a label.
     pub(crate) fn word(self) -> &'static str {
         match self {
             LossReason::NotRenewed => "not_renewed",
+            LossReason::Stalled => "stalled",
             LossReason::Expired => "expired",
             LossReason::MaxHold => "max_hold",
             LossReason::Revoked => "revoked",
@@ -112,6 +121,7 @@ impl LossReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             LossReason::NotRenewed => "it was not renewed in time",
+            LossReason::Stalled => "this process did not run in time to renew it",
             LossReason::Expired => "its TTL expired; renewal is off",
             LossReason::MaxHold => "it has reached max_hold",
             LossReason::Revoked => "the server has ended it",

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::attempt::Attempt;
@@ -60,6 +62,8 @@ struct LeaseInner {
     is_reported: AtomicBool,
     /// Its hold has been measured.
     is_measured: AtomicBool,
+    /// A renewal was sent in time, and none is confirmed since.
+    is_renewing: AtomicBool,
 }
 
 impl Lease {
@@ -72,7 +76,7 @@ impl Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
         let (end, notify) = (OnceLock::new(), Notify::new());
-        let (is_reported, is_measured) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [is_reported, is_measured, is_renewing] = [false; 3].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
             entry,
@@ -83,6 +87,7 @@ impl Lease {
             notify,
             is_reported,
             is_measured,
+            is_renewing,
         }))
     }
 
@@ -136,6 +141,17 @@ impl Lease {
     /// # Cancel safety
     /// Cancel safe: it can be dropped and called again.
     pub async fn lost(&self) -> LeaseEnd {
+        if Handle::try_current().is_ok() {
+            return self.wait_for_end().await;
+        }
+        // The caller has no timers. Once the client's runtime has ended, nothing renews the lease.
+        let (lease, mut waiting) = (self.clone(), JoinSet::new()); // aborted if this is dropped
+        waiting.spawn_on(async move { lease.wait_for_end().await }, self.attempt().runtime());
+        let end = waiting.join_next().await.and_then(Result::ok);
+        end.unwrap_or_else(|| self.end_as(LeaseEnd::Lost))
+    }
+
+    async fn wait_for_end(&self) -> LeaseEnd {
         loop {
             let notified = self.0.notify.notified();
             tokio::pin!(notified);
@@ -204,8 +220,16 @@ impl Lease {
         let until = sent + self.attempt().trusted_span(ttl);
         let until = self.longest_until().map_or(until, |longest| until.min(longest));
         let extended = self.0.deadline.extend(until);
+        self.0.is_renewing.store(false, Ordering::Relaxed);
         self.0.notify.notify_waiters();
         extended
+    }
+
+    /// A renewal is sent: if it is in time, a loss is not the fault of this process.
+    pub(super) fn note_renewing(&self) {
+        if !self.is_lost() {
+            self.0.is_renewing.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Ends the lease, and returns how it ended: it may have ended before. It wakes no task, so it
@@ -224,6 +248,7 @@ impl Lease {
             LeaseEnd::Revoked => LossReason::Revoked,
             _ if self.options().renewal == Renewal::Never => LossReason::Expired,
             _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
+            _ if !self.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
             _ => LossReason::NotRenewed,
         };
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
@@ -235,6 +260,7 @@ impl Lease {
                     error,
                     lock = %name,
                     holder = lease.attempt().holder(),
+                    token = lease.fencing_token().map(FencingToken::get),
                     server = lease.attempt().server(),
                     reason = reason.text(),
                     "lost a lease: another client may hold the lock"

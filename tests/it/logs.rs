@@ -107,7 +107,22 @@ async fn lost_lease_is_logged_once_if_while_held_drops_its_guard() {
     assert_eq!(errors_of("lock=well"), Vec::<String>::new());
 }
 
-/// The event has the instance that lost the lock, and the reason.
+/// The only thread of this runtime is blocked for longer than the lease: no renewal is sent.
+#[tokio::test]
+async fn a_process_that_did_not_run_is_the_reason_of_a_loss() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(600)).await;
+    let guard = locks.mutex("logged-stalled").unwrap().lock().await.unwrap();
+    std::thread::sleep(Duration::from_millis(1_300));
+    soon("the lease is lost", guard.lease().lost()).await;
+    drop(guard);
+    eventually("the loss is logged", || async { !errors_of("logged-stalled").is_empty() }).await;
+    let errors = errors_of("logged-stalled");
+    assert!(errors[0].ends_with("reason=\"this process did not run in time to renew it\""), "{errors:?}");
+}
+
+/// The event has the instance that lost the lock, the token, and the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     listen();
@@ -121,8 +136,16 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     let expected = |lock: &str, reason: &str| {
         let server = format!("127.0.0.1:{}", server.port());
         format!(
-            "ERROR lost a lease: another client may hold the lock lock={lock} holder=\"billing:pod-7\" server=\"{server}\" reason=\"{reason}\""
+            "ERROR lost a lease: another client may hold the lock lock={lock} holder=\"billing:pod-7\" token= server=\"{server}\" reason=\"{reason}\""
         )
+    };
+    // Without the digits of the token.
+    let errors_of = |lock: &str| -> Vec<String> {
+        let errors = errors_of(lock).into_iter().map(|error| {
+            let (before, rest) = error.split_once("token=").unwrap();
+            format!("{before}token={}", rest.trim_start_matches(|digit: char| digit.is_ascii_digit()))
+        });
+        errors.collect()
     };
     assert_eq!(errors_of("logged-holder"), [expected("logged-holder", "the server has ended it")]);
     let ended = [
