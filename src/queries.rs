@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use crate::error::{Error, Operation};
@@ -83,9 +84,12 @@ impl NamedLock {
         agree: fn(Vec<T>, usize) -> T,
     ) -> Result<T, Error> {
         let call = Arc::new(kind.inspect(&self.name).read_only().shared(owner));
-        let nodes = &self.client.nodes;
-        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
-        let context = self.client.context(Operation::Inspect, &self.name);
+        let (nodes, context) = (&self.client.nodes, self.client.context(Operation::Inspect, &self.name));
+        let in_flight = Arc::default();
+        let asking = pin!(nodes.ask(&call, nodes.all_nodes(), &in_flight, WaitFor::All));
+        let Some(votes) = self.client.with_runtime(asking).await else {
+            return Err(Error::RuntimeEnded { context });
+        };
         // The call writes nothing, so a lost reply is not indeterminate.
         let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
@@ -122,7 +126,12 @@ impl NamedLock {
         let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let error = |failure: Failure| self.client.error(failure, context.clone());
-        let decision = decide(&self.client, &attempt, &attempt.force(holder), false).await.map_err(error)?;
+        let call = attempt.force(holder);
+        let deciding = pin!(decide(&self.client, &attempt, &call, false));
+        let Some(decision) = self.client.with_runtime(deciding).await else {
+            return Err(Error::RuntimeEnded { context });
+        };
+        let decision = decision.map_err(error)?;
         match decision.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => Ok(true),

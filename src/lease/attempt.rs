@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::kind::{Kind, WITHOUT_TTL};
@@ -54,12 +55,15 @@ pub(crate) struct Origin {
     /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
     suffix: Arc<str>,
     observer: Arc<Observer>,
+    /// The client's.
+    runtime: Handle,
 }
 
 impl Origin {
     pub(super) fn new(nodes: &Nodes, suffix: String, observer: Arc<Observer>) -> Origin {
-        let (deployment, nodes) = (nodes.deployment, Arc::clone(nodes.labels()));
-        Origin { deployment, nodes, suffix: suffix.into(), observer }
+        let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
+        let runtime = nodes.runtime().clone();
+        Origin { deployment, nodes: labels, suffix: suffix.into(), observer, runtime }
     }
 }
 
@@ -103,6 +107,11 @@ impl Attempt {
     /// Its id in a call.
     pub(super) fn id_word(&self) -> Word {
         Word::Id(self.id, Arc::clone(&self.origin.suffix))
+    }
+
+    /// The client's runtime.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.origin.runtime
     }
 
     /// Where to say what happens to it.

@@ -2,6 +2,7 @@
 //! call that a close waits for.
 
 use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,7 +26,8 @@ impl Client {
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
         let keeper = &self.keeper;
         keeper.end_all();
-        let is_in_time = timeout(limit, keeper.all_released()).await.is_ok();
+        let waiting = pin!(async { timeout(limit, keeper.all_released()).await.is_ok() });
+        let is_in_time = self.with_runtime(waiting).await.unwrap_or(false);
         if keeper.has_ended() {
             return Err(Error::RuntimeEnded {
                 context: self.context_of_nodes(Operation::Close).with_verdict(false, true),

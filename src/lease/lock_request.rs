@@ -118,6 +118,10 @@ impl LockRequest {
     pub(super) fn lost(&self) -> Error {
         Error::Lost { context: self.context() }
     }
+
+    pub(super) fn runtime_ended(&self) -> Error {
+        Error::RuntimeEnded { context: self.context() }
+    }
 }
 
 /// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
@@ -134,8 +138,9 @@ pub(super) async fn unless_closed<T>(
     let outcome = tokio::select! {
         biased;
         () = keeper.closing.wait_until_begun() => None,
-        outcome = &mut call => Some(outcome),
+        outcome = request.client.with_runtime(call.as_mut()) => Some(outcome),
     };
+    let outcome = outcome.map(|outcome| outcome.unwrap_or_else(|| Err(request.runtime_ended())));
     match outcome {
         // A lease that was granted after `close` took all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,

@@ -15,6 +15,7 @@ mod kind;
 mod lease;
 mod local_queue;
 mod lock_request;
+mod off_runtime;
 mod outage_deadline;
 mod owned_lease;
 mod poll_budget;

@@ -79,7 +79,11 @@ impl OwnedLease {
     pub(crate) async fn release(self) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());
-        releasing(attempt.observer(), what, pin!(self.release_untraced())).await
+        let client = Arc::clone(&self.guard.client);
+        let ended = || Error::RuntimeEnded { context: client.context(Operation::Release, &attempt.name) };
+        let release = pin!(self.release_untraced());
+        let traced = pin!(releasing(attempt.observer(), what, release));
+        client.with_runtime(traced).await.unwrap_or_else(|| Err(ended()))
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {
@@ -122,6 +126,19 @@ impl OwnedLease {
     /// Cancel safe: after a drop, the hold is released in the background, whether it was converted
     /// or not.
     pub(crate) async fn convert(
+        self,
+        verb: &'static str,
+        kind: &'static Kind,
+        options: Options,
+        operation: Operation,
+    ) -> Result<OwnedLease, Error> {
+        let client = Arc::clone(&self.guard.client);
+        let context = client.context(operation, self.lease.name());
+        let converted = pin!(self.try_convert(verb, kind, options, operation));
+        client.with_runtime(converted).await.unwrap_or(Err(Error::RuntimeEnded { context }))
+    }
+
+    async fn try_convert(
         mut self,
         verb: &'static str,
         kind: &'static Kind,

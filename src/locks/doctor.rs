@@ -1,5 +1,6 @@
 //! [`Locks::doctor`]: finds settings and rights of the servers that endanger locks.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use super::Locks;
@@ -39,6 +40,11 @@ impl Locks {
     /// # Cancel safety
     /// Cancel safe: after a drop, the lock that it may have acquired is released in the background.
     pub async fn doctor(&self) -> Vec<Finding> {
+        let findings = self.client.with_runtime(pin!(self.examine())).await;
+        findings.unwrap_or_else(|| self.nothing_is_known())
+    }
+
+    async fn examine(&self) -> Vec<Finding> {
         let nodes = &self.client.nodes;
         if self.client.has_ended().await {
             return self.nothing_is_known();

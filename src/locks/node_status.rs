@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use super::Locks;
@@ -104,7 +105,15 @@ impl Locks {
     /// # }
     /// ```
     pub async fn nodes(&self) -> Vec<NodeStatus> {
-        let survey = self.survey().await;
+        let Some(survey) = self.client.with_runtime(pin!(self.survey())).await else {
+            let ended = |node: &String| NodeStatus {
+                node: node.clone(),
+                state: NodeState::Failed(Error::RuntimeEnded {
+                    context: self.client.context_of_nodes(Operation::ListNodes).on(node),
+                }),
+            };
+            return self.client.nodes.labels().iter().map(ended).collect();
+        };
         self.statuses(survey).map(|(_, status)| status).collect()
     }
 

@@ -1,5 +1,6 @@
 //! [`Locks::rejoin`]: admits nodes that may have lost their grants.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,6 +60,12 @@ impl Locks {
     /// # Cancel safety
     /// Cancel safe: after a drop, nodes that were not admitted stay without a vote. Call it again.
     pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
+        let context = self.client.context_of_nodes(Operation::Rejoin);
+        let rejoined = self.client.with_runtime(pin!(self.try_rejoin())).await;
+        rejoined.unwrap_or(Err(Error::RuntimeEnded { context }))
+    }
+
+    async fn try_rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
         let nodes = &self.client.nodes;
         if nodes.deployment.decides_alone() || self.options.restart_guard == RestartGuard::Off {
             return Ok(Vec::new()); // all vote

@@ -76,6 +76,11 @@ impl Nodes {
         Some((since, Failure::no_majority(answers)))
     }
 
+    /// The runtime of the connections.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// Runs a task on the runtime of the connections.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);

@@ -1,5 +1,9 @@
-//! Calls of a client whose runtime has ended.
+//! Calls on other runtimes than the client's, on none, and of a client whose runtime has ended.
 
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use redlatch::{Error, Locks, Operation};
@@ -105,4 +109,84 @@ fn queued_calls_fail_once_the_clients_runtime_ended() {
         }
     });
     server.resume();
+}
+
+/// Runs a future on this thread, which has no runtime: no timer, and nothing to spawn tasks on.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// They use the client's runtime while there is one, and are a typed error afterwards: never a
+/// panic.
+#[test]
+fn every_call_works_on_a_thread_without_a_runtime() {
+    let outer = runtime();
+    let servers =
+        outer.block_on(async { [Server::start().await, Server::start().await, Server::start().await] });
+    for is_quorum in [false, true] {
+        for kind in KINDS {
+            let clients = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let builder = if is_quorum {
+                Locks::builder().quorum(servers.iter().map(Server::url))
+            } else {
+                Locks::builder().server(servers[0].url())
+            };
+            let locks =
+                clients.block_on(builder.options(options().ttl(Duration::from_secs(3))).connect()).unwrap();
+            let held = block_on(async {
+                let name = format!("{}{is_quorum}", kind.name());
+                let (lock, rival) = (kind.lock(&locks, &name), kind.rival().lock(&locks, &name));
+                let guard = lock.lock().await.unwrap();
+                assert_eq!(guard.lease().while_held(async { 7 }).await.unwrap(), 7);
+                let late = rival.lock_timeout(Duration::from_millis(300)).await;
+                assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+                inspect(&lock).await.unwrap();
+                let lease = guard.lease().clone();
+                guard.release().await.unwrap();
+                lease.lost().await;
+                drop(lock.try_lock().await.unwrap().unwrap());
+                locks.settled().await;
+                let revoked = lock.lock_timeout(Duration::from_secs(60)).await.unwrap();
+                assert!(lock.force_release().await.unwrap());
+                revoked.lease().lost().await;
+                if let AnyGuard::Write(guard) = lock.lock().await.unwrap() {
+                    guard.downgrade().await.unwrap().release().await.unwrap();
+                }
+                assert!(locks.nodes().await.iter().all(redlatch::NodeStatus::is_voter));
+                assert!(!locks.doctor().await.is_empty());
+                locks.settled().await;
+                lock.lock().await.unwrap()
+            });
+            drop(clients);
+            block_on(async {
+                let lock = kind.lock(&locks, "after");
+                assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
+                assert_ended(lock.lock().await.map(drop), Operation::Acquire);
+                assert_ended(lock.lock_timeout(Duration::from_secs(9)).await.map(drop), Operation::Acquire);
+                assert_ended(inspect(&lock).await, Operation::Inspect);
+                assert_ended(lock.force_release().await.map(drop), Operation::ForceRelease);
+                held.lease().lost().await;
+                assert!(held.release().await.is_err());
+                assert!(locks.nodes().await.iter().all(|node| !node.is_voter()));
+                assert!(!locks.doctor().await.is_empty());
+                assert_ended(locks.close(Duration::from_secs(9)).await, Operation::Close);
+                locks.settled().await;
+            });
+        }
+    }
 }
