@@ -23,6 +23,7 @@ mod release;
 mod renewal;
 mod reply_tally;
 mod schedule;
+mod schedule_entry;
 mod shared_hold;
 mod shared_poll;
 mod validity;
