@@ -167,7 +167,7 @@ def silent_server(stage, ttl=4000):
         for worker, name, expiry, answer in waits:
             worker.result(answer)
             late = wait_for(lambda: reports.get(name), f"{name} is reported") - expiry
-            check(late < 0.5, f"{worker.language} reported the loss {late:.3f} s after the expiry")
+            check(late < 0.75, f"{worker.language} reported the loss {late:.3f} s after the expiry")
             check(late > -2, f"{worker.language} reported a loss {-late:.3f} s too early")
             check(not worker.do("is_valid", name)["valid"], f"{worker.language}: it is valid")
     return "each loss was reported in time"
