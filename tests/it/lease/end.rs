@@ -140,3 +140,17 @@ async fn lease_end_is_lost_after_its_deadline() {
     let keys = || async { server.run::<Vec<String>>(&["KEYS", "lock:*"]).await };
     eventually("the locks are released", || async { keys().await.is_empty() }).await;
 }
+
+/// Work that never waits cannot be dropped at the deadline: its result says nothing.
+#[tokio::test]
+async fn work_that_blocks_past_the_deadline_is_not_done() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(300).renewal(Renewal::Never)).await;
+    for kind in KINDS {
+        let guard = kind.lock(&locks, kind.name()).lock().await.unwrap();
+        let work = async { std::thread::sleep(Duration::from_millis(400)) };
+        let outcome = guard.lease().while_held(work).await;
+        assert!(matches!(outcome, Err(Error::Lost { .. })), "{kind:?}: {outcome:?}");
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    }
+}

@@ -127,6 +127,8 @@ async fn quorum_error_explains_that_half_is_no_majority() {
             let text = error.to_string();
             assert!(text.contains(even) && text.contains("2 silent of 4 nodes; 3 must agree"), "{text}");
             assert!(quorum.labels(0b0110).iter().all(|label| text.contains(label)), "{text}");
+            let late = lock.lock_timeout(TIMEOUT / 4).await;
+            assert!(matches!(late, Err(Error::NoQuorum { .. })), "the lock is not busy: {late:?}");
         }
         let text = Locks::builder()
             .quorum(quorum.urls())

@@ -93,6 +93,7 @@ macro_rules! owners {
         crate::suite::matrix::tests! { $core upgrades: upgrade_succeeds_once_owner_is_sole_reader }
         crate::suite::matrix::tests! { $rest upgrades:
             second_upgrade_returns_would_deadlock cancelled_upgrade_admits_waiting_readers
+            cancelled_upgrade_leaves_that_of_another_task
             upgrade_overtakes_waiting_writers_of_same_client
         }
         crate::suite::matrix::tests! { $core downgrades: downgrade_admits_readers_before_any_writer }

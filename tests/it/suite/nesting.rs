@@ -242,8 +242,13 @@ pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
     assert!(!setup.deployment.has_holders(lock.name()).await);
     // A lost hold is not shared any more: the next acquire asks the server.
     let old = lock.with_owner(&owner).lock().await.unwrap();
+    let outer = lock.with_owner(&owner).lock().await.unwrap();
     lock.force_release().await.unwrap();
     soon("the loss is known", old.lease().lost()).await;
+    assert!(
+        matches!(outer.release().await, Err(Error::Lost { .. })),
+        "although it does not release the hold"
+    );
     let new = lock.with_owner(&owner).lock().await.unwrap();
     assert!(new.lease().fencing_token() > old.lease().fencing_token());
     assert!(matches!(old.release().await, Err(Error::Lost { .. })));

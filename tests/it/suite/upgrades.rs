@@ -82,6 +82,31 @@ pub async fn second_upgrade_returns_would_deadlock(setup: Setup) {
     setup.finish().await;
 }
 
+/// Two tasks of an owner wait to write, and one gives up: the other one still waits, so another
+/// reader must not queue to write as well.
+pub async fn cancelled_upgrade_leaves_that_of_another_task(setup: Setup) {
+    let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
+    let (one, two) = (Owner::new(), Owner::new());
+    let first = lock.with_owner(&one).read().await.unwrap();
+    let second = other.with_owner(&two).read().await.unwrap();
+    let upgrade = || {
+        let (lock, one) = (lock.clone(), one.clone());
+        async move { lock.with_owner(&one).write().await }
+    };
+    let staying = queued(&setup, &lock, upgrade()).await;
+    let leaving = queued(&setup, &lock, upgrade()).await;
+    leaving.abort();
+    eventually("one has left the queue", || async { setup.state_of(lock.name()).await.waiting_writers == 1 })
+        .await;
+    let outcome = other.with_owner(&two).write_timeout(Duration::from_secs(9)).await;
+    assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
+    second.release().await.unwrap();
+    soon("the upgrade is granted", staying).await.unwrap().unwrap().release().await.unwrap();
+    first.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
 /// A cancelled upgrade no longer keeps readers out, nor blocks another upgrade.
 pub async fn cancelled_upgrade_admits_waiting_readers(setup: Setup) {
     let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
