@@ -395,8 +395,8 @@ local function accept(fence, first, again, call)
   if refusal and is_repair and not refusal.err then return 0 end
   if refusal then return nil, refusal end
   if node and last > tonumber(node[3] or 0) then
-    node[3] = last
     redis.call('HSET', call.node, 'high', string.format('%.0f', last))
+    node[3] = last
   end
   call.accepted = redis.call('GET', fence) or '0'
   redis.call('SET', fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)
@@ -460,8 +460,8 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
   end
   local node = call.admission
   if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    node[4] = call.ttl_ms
     redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    node[4] = call.ttl_ms
   end
   if holder then
     redis.call('PEXPIRE', lock, call.ttl_ms)

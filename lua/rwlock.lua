@@ -1155,8 +1155,8 @@ if is_acquire then
     if call.is_trial then return nil, -10 end
     if not first then return current or 0 end
     if call.node and last > tonumber(node[3] or 0) then
-      node[3] = last
       redis.call('HSET', call.node, 'high', string.format('%.0f', last))
+      node[3] = last
     end
     lock.accepted = accepted
     redis.call('SET', lock.fence, string.format('%.0f', last), 'PX', call.token_ttl_ms)

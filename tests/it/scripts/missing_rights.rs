@@ -155,6 +155,28 @@ async fn refused_second_delivery_of_a_release_keeps_its_mark() {
     assert!(refused >= KINDS.len(), "only {refused} were refused");
 }
 
+/// No lock of a call is granted before the node has noted its token and its lease.
+#[tokio::test]
+async fn refused_note_of_the_node_grants_none_of_several_locks() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let limited = limited(&server, &client, "hset").await;
+    client.run::<()>(&["HSET", "node", "run", "r"]).await;
+    let time = client.time().await;
+    let attempts = ["a", "b", "c", "", "", ""].map(str::to_owned);
+    let proposals = [3, 2, 1].map(|more| (time + more).to_string());
+    let shared = ["60000", "", "", "", "", "", "", "", "", "r"].map(str::to_owned);
+    let keys =
+        ["", ":waiters", ":fence"].map(|end| ["k1", "k2", "k3"].map(|lock| format!("{{{lock}}}{end}")));
+    let text = script("mutex");
+    let head = ["EVAL", &text, "10"].map(str::to_owned).into_iter().chain(keys.into_iter().flatten());
+    let words = head.chain(["node", "acquire"].map(str::to_owned)).chain(attempts).chain(proposals);
+    let words: Vec<String> = words.chain(shared).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let answers: Vec<Value> = limited.run(&words).await;
+    assert!(answers.iter().all(|answer| !matches!(answer, Value::Int(_))), "{answers:?}");
+}
+
 /// Two locks in one call: their keys, and what they have in common.
 const PAIR: [&str; 6] = ["k1", "k2", "{k1}:waiters", "{k2}:waiters", "{k1}:fence", "{k2}:fence"];
 
