@@ -611,7 +611,7 @@ if node and verb == 'acquire' then
   call.admission = known
 end
 
-local is_blocked, seen, is_new = false, nil, nil
+local is_blocked, seen, is_new, accepted = false, nil, nil, {}
 if all == '1' then seen, is_new = {}, {} end
 for i = 1, seen and n or 0 do
   local lock, queue, fence = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
@@ -639,7 +639,7 @@ for order = 1, is_blocked and 0 or #left do
   else
     ok, answer = pcall(inspect, lock, queue, fence, call)
   end
-  if seen then is_new[i] = is_granted end
+  if seen then is_new[i], accepted[i] = is_granted, is_granted and call.accepted end
   answers[i] = to_answer(ok, answer)
   if call.accepted and type(answers[i]) ~= 'number' then -- nothing was granted
     redis.pcall('SET', fence, call.accepted, 'PX', token_ttl_ms)
@@ -653,6 +653,7 @@ for i = 1, seen and n or 0 do
 end
 for i = 1, is_blocked and n or 0 do
   if is_new[i] then redis.call('DEL', KEYS[i]) end
+  if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end
   if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end
 end
 

@@ -808,7 +808,7 @@ if node and verb == 'acquire' then
   call.admission = known
 end
 
-local is_blocked, seen, states = false, nil, nil
+local is_blocked, seen, states, accepted = false, nil, nil, {}
 if all == '1' then seen, states = {}, {} end
 for i = 1, seen and n or 0 do
   local lock, queue, fence = KEYS[i], KEYS[n + i], KEYS[2 * n + i]
@@ -837,7 +837,7 @@ for order = 1, is_blocked and 0 or #left do
   else
     ok, answer = pcall(inspect, lock, queue, fence, call)
   end
-  if seen then states[i] = before end
+  if seen then states[i], accepted[i] = before, before ~= nil and call.accepted end
   answers[i] = to_answer(ok, answer)
   if call.accepted and type(answers[i]) ~= 'number' then -- nothing was granted
     redis.pcall('SET', fence, call.accepted, 'PX', token_ttl_ms)
@@ -855,6 +855,7 @@ for i = 1, is_blocked and n or 0 do
   elseif states[i] == false then
     redis.call('DEL', KEYS[i])
   end
+  if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end
   if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end
 end
 

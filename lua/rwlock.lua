@@ -1199,6 +1199,7 @@ if is_acquire then
       redis.call('HSET', lock.key, 'mode', mode)
     end
     local kept = redis.pcall('PEXPIRE', lock.key, call.ttl_ms)
+    lock.is_alone = true
     if kept == 1 then return token end
     redis.call('DEL', lock.key)
     return kept
@@ -1274,6 +1275,7 @@ if is_acquire then
       return -7
     end
     if lock.write and not write then lock.token = nil end -- see end_write
+    lock.is_inside = true -- in use, and other readers have its token
     local current = to_token(lock.token)
     local outer = writer and current
     local token, problem = take_token(lock, outer, not outer, true, call)
@@ -1298,7 +1300,7 @@ if is_acquire then
 
   -- Once more by its owner, or a second delivery.
   local function write_again(lock, write_ends, attempts, call)
-    lock.is_held = has(attempts, lock.attempt)
+    lock.is_held, lock.is_inside = has(attempts, lock.attempt), true
     if not lock.is_held and count_attempts(attempts) >= call.depth then return -4 end
     local token, refusal =
       take_token(lock, to_token(lock.token), attempts == lock.attempt, lock.is_held, call)
@@ -1601,7 +1603,12 @@ if call.is_trial then
     for _, lock in ipairs(is_blocked and locks or {}) do
       if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then
         lock.number = nil -- it was a place, not a token
-        if not lock.is_held then pcall(release, lock, call) end
+        -- Before a waiter gets a token. Inside another hold, that keeps the one it has now.
+        if lock.accepted and not lock.is_inside then
+          redis.pcall('SET', lock.fence, lock.accepted, 'PX', token_ttl_ms)
+        end
+        local is_gone = lock.is_alone and redis.pcall('DEL', lock.key) == 1 -- needs fewer rights
+        if not (lock.is_held or is_gone) then pcall(release, lock, call) end
         answers[lock.index] = -10
       end
     end

@@ -155,6 +155,41 @@ async fn refused_second_delivery_of_a_release_keeps_its_mark() {
     assert!(refused >= KINDS.len(), "only {refused} were refused");
 }
 
+/// With `all`, a lock whose grant is taken back is free, and its node has accepted no token.
+#[tokio::test]
+async fn refused_command_for_one_of_all_locks_takes_back_the_others() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let mut refused = 0;
+    for command in commands() {
+        let limited = limited(&server, &client, &command).await;
+        for kind in ["mutex", "reentrant", "write"] {
+            client.flush().await;
+            let time = client.time().await;
+            // To grant the second lock takes more rights: a dead waiter is first.
+            let rest = if kind == "mutex" { "" } else { "d 255" };
+            let (place, dead) = ((time - 9_000_000).to_string(), format!("d {kind} 1000  {rest}"));
+            client.run::<()>(&["ZADD", PAIR[3], &place, &dead]).await;
+            client.run::<()>(&["PEXPIRE", PAIR[3], "60000"]).await;
+            let acquire = Acquire { kind, is_for_quorum: true };
+            let request = acquire.fenced("a", "a", time).with("all", "1");
+            let (text, arguments) = (script(&request.verb.script), joined(&request, &request));
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let words: Vec<&str> = ["EVAL", &text, "6"].into_iter().chain(PAIR).collect();
+            let answer = limited.try_run::<Value>(&[&words[..], &arguments].concat()).await;
+            let token = Value::Int(time.try_into().unwrap());
+            if matches!(&answer, Ok(Value::Array(answers)) if answers[..] == [token.clone(), token]) {
+                continue;
+            }
+            refused += 1;
+            let fence: Option<u64> = client.run(&["GET", PAIR[4]]).await;
+            let state = (client.exists(PAIR[0]).await, fence.unwrap_or(0));
+            assert_eq!(state, (false, 0), "without {command}: {kind}: {answer:?}");
+        }
+    }
+    assert!(refused > 10, "only {refused} were refused");
+}
+
 /// No lock of a call is granted before the node has noted its token and its lease.
 #[tokio::test]
 async fn refused_note_of_the_node_grants_none_of_several_locks() {

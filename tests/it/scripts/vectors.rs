@@ -29,6 +29,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "if type(removed) == 'table' then return 'refused', removed end",
             "if type(removed) == 'table' then",
             "if is_new[i] then redis.call('DEL', KEYS[i]) end",
+            "if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end",
             "if set and set.err then token = nil end",
             "if set == 3 and redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then",
             "else",
@@ -68,7 +69,8 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "if lock.accepted and not is_granted then -- the node has not accepted the proposal either",
             "for _, lock in ipairs(is_blocked and locks or {}) do",
             "if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then",
-            "if not lock.is_held then pcall(release, lock, call) end",
+            "if lock.accepted and not lock.is_inside then",
+            "if not (lock.is_held or is_gone) then pcall(release, lock, call) end",
         ],
     ),
 ];
