@@ -264,7 +264,7 @@ if is_acquire then
   local is_common = not node and not grant_before and all ~= '1'
   local found = not is_common and 2 or n == 1 and redis.call('EXISTS', KEYS[1], KEYS[2])
     or redis.call('EXISTS', unpack(KEYS, 1, 2 * n))
-  local seen = n > 1 and is_common and {}
+  local seen, are_long = n > 1 and is_common and {}, false
   for i = 1, n do
     local attempt, owner, proposal = ARGV[1 + i], ARGV[1 + n + i], ARGV[1 + 3 * n + i]
     local lock, fence, keys = KEYS[i], KEYS[2 * n + i], found
@@ -282,10 +282,12 @@ if is_acquire then
     if keys == 2 or ARGV[1 + 2 * n + i] ~= '' or attempt == '' or #attempt > 128
       or string.find(attempt, ' ', 1, true) then
       keys = 2
-    elseif keys == 1 and verb == 'read' then -- one reader more, and no attempt writes or waits
+    elseif keys == 1 and verb == 'read' and not are_long then
+      -- One reader more, and no attempt writes or waits.
       state = try('HMGET', lock, 'mode', 'readers', 'token', 'write', 'read:' .. owner,
         'writer_wait_until')
       local readers = state[1] == 'several' and tonumber(state[2]) or 0
+      are_long = #(state[4] or state[5] or '') > 1000 -- an owner has many holds: see call.work
       if readers > 0 and readers < reader_limit and not (state[4] or state[5] or state[6]) then
         pttl, clock = tonumber(try('PTTL', lock)) or -1, clock or try('TIME')
         if pttl >= 0 and clock[1] then keys = 0 end
@@ -336,6 +338,7 @@ if is_acquire then
     end
   end
 elseif verb == 'release' and (not further or not (remember or claim or force) and count == 1) then
+  local are_long = false -- the fields of an owner with many holds: see call.work
   for i = 1, n do
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
     if owner == '' then owner = attempt end
@@ -344,10 +347,11 @@ elseif verb == 'release' and (not further or not (remember or claim or force) an
     -- The only hold: an attempt that waits would have turned it into one of several.
     if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
       if try('DEL', lock) == 1 then answers[i] = 1 end
-    elseif mode == 'several' then -- the only hold of its owner, and no attempt waits
+    elseif mode == 'several' and not are_long then -- the only hold of its owner, and none waits
       local state = try('HMGET', lock, 'read:' .. owner, 'readers', 'write')
-      local readers = tonumber(state[2]) or 0
-      local ends, words = string.match(state[3] or state[1] or '', '^(%d+) (.+)$')
+      local readers, text = tonumber(state[2]) or 0, state[3] or state[1] or ''
+      are_long = #text > 1000
+      local ends, words = string.match(are_long and '' or text, '^(%d+) (.+)$')
       local is_held = not state[3] and words == attempt and readers > 0
         or state[3] and words == hold and readers == 0 and not state[1]
       if is_held and try('EXISTS', KEYS[n + i]) == 0 then

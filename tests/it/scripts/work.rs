@@ -230,3 +230,57 @@ async fn beside_waiters(server: &Server, entries: &str) -> Profiler {
     }
     watch
 }
+
+/// Each of 128 locks has an owner with 256 holds, which a read or a release has to read: 4 MB in
+/// all. A call leaves most of them to later ones.
+#[tokio::test]
+async fn one_call_reads_the_holds_of_few_owners_with_many() {
+    const LOCKS: usize = 128;
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let source = script("rwlock");
+    let counted = format!(
+        "local server, size = redis, 0
+        local function counts(send)
+          return function(...)
+            local reply = send(...)
+            for _, text in ipairs(type(reply) == 'table' and reply or {{reply}}) do
+              if type(text) == 'string' then size = size + #text end
+            end
+            return reply
+          end
+        end
+        local redis = setmetatable({{call = counts(server.call), pcall = counts(server.pcall)}},
+          {{__index = server}})
+        local function script()\n{source}\nend
+        script()
+        return size"
+    );
+    let attempts: Vec<String> = (0..256).map(|number| format!("{number:0128}")).collect();
+    let hold = format!("{} o {}", client.time().await / 1000 + 60_000, attempts.join(" "));
+    let reads = hold.replacen(" o ", " ", 1);
+    let names: Vec<String> = (0..LOCKS).map(|number| format!("k{number}")).collect();
+    for (side, field, hold, readers) in [("write", "write", &hold, "0"), ("read", "read:o", &reads, "1")] {
+        for verb in ["read", "release"] {
+            client.flush().await;
+            for name in &names {
+                let words = ["HSET", name, "mode", "several", "readers", readers, field, hold];
+                client.run::<()>(&words).await;
+                client.run::<()>(&["PEXPIRE", name, "60000"]).await;
+            }
+            let ends = ["", ":waiters", ":fence"];
+            let keys = ends.iter().flat_map(|end| names.iter().map(move |name| format!("{{{name}}}{end}")));
+            let keys = keys.map(|key| key.strip_suffix('}').map_or(key.clone(), |name| name[1..].into()));
+            let attempt = if verb == "read" { "new" } else { &attempts[9] };
+            let words: &[&str] = if verb == "read" { &[attempt, "o", "", ""] } else { &[attempt, "o", ""] };
+            let words = words.iter().flat_map(|word| vec![(*word).to_owned(); LOCKS]);
+            let head = ["EVAL".to_owned(), counted.clone(), (3 * LOCKS).to_string()].into_iter().chain(keys);
+            let mut call: Vec<String> = head.chain([verb.to_owned()]).chain(words).collect();
+            call.extend((verb == "read").then(|| "60000".to_owned()));
+            let call: Vec<&str> = call.iter().map(String::as_str).collect();
+            let size: u64 = client.run(&call).await;
+            assert!(size > 30_000, "{side}, {verb}: the holds were not read: {size} bytes");
+            assert!(size < 500_000, "{side}, {verb}: one call reads {size} bytes");
+        }
+    }
+}
