@@ -579,7 +579,7 @@ for _, i in ipairs(left) do
   if is_again and all == '1' or #attempt > 128 or string.find(attempt, ' ', 1, true)
     or attempt == '' and verb ~= 'inspect'
     or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
-    or number ~= '' and not (string.find(number, '^[1-9]%d*$') and tonumber(number) < 2^52)
+    or number ~= '' and not up_to(2^(is_acquire and 52 or 53) - 1, number)
     or proposal ~= ''
       and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= a_day_ahead) then
     answers[i] = -5
