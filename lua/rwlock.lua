@@ -1185,6 +1185,7 @@ if is_acquire then
       local last = not is_known and redis.call('GET', lock.fence) or '0'
       local counter = (last == '0' or string.find(last, '^%-?[1-9]%d*$')) and tonumber(last) or 2^53
       local is_good = counter + (call.verb == 'write' and call.count or 0) < 2^53
+        or call.verb == 'read' and (to_token(lock.token or last) or -1) >= call.minimum -- as 007
       return nil, is_good and -10 or {err = 'ERR the fencing counter is spoilt, or at 2^53'}
     end
     if token then return token end
