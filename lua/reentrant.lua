@@ -554,7 +554,11 @@ local function add_hold(lock, queue, attempt, owner, token, hold, is_queued, cal
     reply = redis.pcall('ZREM', queue, entry_of(attempt, owner, call), 'seen ' .. attempt)
   end
   if type(reply) ~= 'table' then return nil end
-  if not hold.has_attempt then undo_hold(lock, attempt, owner, hold) end
+  if not hold.has_attempt then
+    undo_hold(lock, attempt, owner, hold)
+  else
+    redis.call('HSET', lock, 'mode', hold.mode) -- the proposal is undone, too
+  end
   return reply
 end
 

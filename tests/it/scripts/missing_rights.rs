@@ -190,6 +190,18 @@ async fn refused_command_for_one_of_all_locks_takes_back_the_others() {
     assert!(refused > 10, "only {refused} were refused");
 }
 
+/// A second delivery that is refused leaves no token in the lock that the node has not accepted.
+#[tokio::test]
+async fn refused_second_proposal_leaves_the_token_of_the_lock() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let acquire = Acquire { kind: "reentrant", is_for_quorum: true };
+    let limited = limited(&server, &client, "pexpire").await;
+    assert_eq!(acquire.fenced("a", "a", 7).send(&client).await, Final(7));
+    assert!(acquire.fenced("a", "a", 9).try_send(&limited).await.is_err());
+    assert_eq!(acquire.fenced("a", "nested", 8).send(&client).await, Final(7));
+}
+
 /// No lock of a call is granted before the node has noted its token and its lease.
 #[tokio::test]
 async fn refused_note_of_the_node_grants_none_of_several_locks() {

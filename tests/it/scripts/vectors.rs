@@ -39,7 +39,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "for at = #fields, 3, -1 do fields[at] = nil end",
             "if refusal then return 'refused', refusal end",
             "if refusal then return refusal end",
-            "if not hold.has_attempt then undo_hold(lock, attempt, owner, hold) end",
+            "if not hold.has_attempt then",
             "if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end",
             "if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end",
             "if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end",
