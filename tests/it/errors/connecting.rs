@@ -77,6 +77,29 @@ async fn too_many_clients_are_named_and_waited_out() {
     soon("there is room", waiting).await.unwrap().unwrap();
 }
 
+/// Makes a node of its own a cluster.
+async fn serve_all_slots(server: &Server) {
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    // One by one: Redis 6.2 does not accept ranges.
+    let words: Vec<_> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+    server.run::<()>(&words).await;
+}
+
+/// Its nodes know no slots at first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_forms_is_waited_for() {
+    let server = Server::start_with(&["--cluster-enabled", "yes"]).await;
+    let locks = |options| Locks::builder().cluster([server.url()]).options(options).connect_lazily().unwrap();
+    let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert!(cause(&error).to_string().contains("knows no slots"), "{error:?}");
+    assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
+    let patient = locks(patient());
+    let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    serve_all_slots(&server).await;
+    soon("its slots are served", waiting).await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_on_one_side_only_is_named() {
     if !is_available().await {
