@@ -74,6 +74,12 @@ fn has_too_many_clients(error: &RedisError) -> bool {
     is_error_reply(error) && error.detail().is_some_and(|detail| detail.starts_with(TOO_MANY_CLIENTS))
 }
 
+/// Whether a server that runs another script refused to select a database on a new connection. The
+/// client library keeps only the text of that reply, not its code.
+fn refuses_database(error: &RedisError) -> bool {
+    is_error_reply(error) && error.detail().is_some_and(|detail| detail.contains("is busy running a script"))
+}
+
 /// Errors of a server that starts, fails over, moves slots, cannot write for now, or runs another
 /// script.
 pub(super) fn is_transient_reply(source: &RedisError) -> bool {
@@ -93,6 +99,7 @@ pub(super) fn is_transient_reply(source: &RedisError) -> bool {
         || is_demoted(source)
         || refuses_writes(source)
         || has_too_many_clients(source)
+        || refuses_database(source)
 }
 
 /// Whether a server of a cluster replied that another one serves the slot, or none at the moment:

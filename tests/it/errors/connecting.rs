@@ -7,7 +7,7 @@ use redlatch::{Locks, LocksBuilder, Options};
 
 use super::cause;
 use crate::support::tls::{Authority, is_available, url};
-use crate::support::{Deployment, Server, Topology, soon};
+use crate::support::{Deployment, Server, Topology, eventually, soon};
 
 fn patient() -> Options {
     Options::new().node_timeout(Duration::from_secs(2)).outage_limit(Duration::from_secs(3600))
@@ -98,6 +98,31 @@ async fn a_cluster_that_forms_is_waited_for() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     serve_all_slots(&server).await;
     soon("its slots are served", waiting).await.unwrap().unwrap();
+}
+
+/// A new connection to a database other than the first selects it, and a server that runs a script
+/// for long refuses that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_server_is_waited_for_with_any_database() {
+    let server = Server::start().await;
+    server.run::<()>(&["CONFIG", "SET", "lua-time-limit", "1"]).await;
+    let mut script = server.connection().await;
+    let endless = tokio::spawn(async move {
+        redis::cmd("EVAL").arg("while true do end").arg(0).exec_async(&mut script).await
+    });
+    eventually("the server is busy", || async {
+        server.try_run::<()>(&["TIME"]).await.is_err_and(|error| error.code() == Some("BUSY"))
+    })
+    .await;
+    for database in ["0", "1"] {
+        let url = server.url() + database;
+        let locks = Locks::builder().server(url).options(Options::new()).connect_lazily().unwrap();
+        let error = locks.mutex("x").unwrap().try_lock().await.unwrap_err();
+        assert!(cause(&error).to_string().contains("busy running a script"), "{database}: {error:?}");
+        assert!(error.is_transient() && !error.is_indeterminate(), "{database}: {error:?}");
+    }
+    server.run::<()>(&["SCRIPT", "KILL"]).await;
+    let _killed = endless.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
