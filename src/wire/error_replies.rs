@@ -39,8 +39,9 @@ const STOP_AT_FIRST_WRITE: &[&str] = &["READONLY", "OOM", "MISCONF", "NOREPLICAS
 const UNKNOWN_COMMAND: &[&str] =
     &["unknown command", "wrong number of arguments for 'eval", TOO_MANY_CLIENTS];
 
-/// What a server with `maxclients` connections says to one more, as it closes it.
-const TOO_MANY_CLIENTS: &str = "max number of clients reached";
+/// What a server with `maxclients` connections says to one more, as it closes it, begins with this:
+/// "... reached" or, on a node of a cluster, "... + cluster connections reached".
+const TOO_MANY_CLIENTS: &str = "max number of clients";
 
 /// Whether the server sent an error reply.
 pub(super) fn is_error_reply(error: &RedisError) -> bool {
@@ -218,6 +219,7 @@ mod tests {
             "ERR unknown command `EVALSHA`, with args beginning with: `47`, ",
             "ERR wrong number of arguments for 'evalsha' command",
             "ERR max number of clients reached",
+            "ERR max number of clients + cluster connections reached",
         ] {
             assert!(was_refused(&error_reply(line)), "{line}");
         }

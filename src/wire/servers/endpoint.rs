@@ -110,7 +110,7 @@ impl Endpoint {
     /// The server's reason for the failure of a new connection, if it gives one.
     pub(in crate::wire) async fn explain(&self, failure: RedisError, limit: Duration) -> RedisError {
         match self {
-            Endpoint::Server(client) => explain(client.get_connection_info().addr(), failure, limit).await,
+            Endpoint::Server(client) => explain(client.get_connection_info(), failure, limit).await,
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => failure, // it does not name its server
             #[cfg(feature = "sentinel")]

@@ -88,7 +88,7 @@ impl Master {
         };
         let connection = match timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow())) {
             Ok(connection) => connection,
-            Err(failure) => return Err(explain(self.info.addr(), failure, limit / EXPLAINING).await),
+            Err(failure) => return Err(explain(&self.info, failure, limit / EXPLAINING).await),
         };
         let batcher = Arc::new(Batcher::new(connection, limit, runtime));
         let live = Live { batcher, number };

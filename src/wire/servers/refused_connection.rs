@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use redis::{ConnectionAddr, ErrorKind, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::super::error_replies::{is_broken, is_error_reply, refuses_connection};
+use super::super::error_replies::{closed, is_broken, is_error_reply, refuses_connection};
 
 /// The part of a limit that this may take after an attempt to connect.
 pub(in crate::wire) const EXPLAINING: u32 = 4;
@@ -19,6 +19,13 @@ pub(in crate::wire) const EXPLAINING: u32 = 4;
 fn question() -> Vec<u8> {
     let head = [21, 3, 1, 1, 1]; // an alert of TLS 1.0, of 257 bytes, without a byte of 0
     [&head[..], &[b'x'; 255], b"\r\n"].concat()
+}
+
+/// The request that was refused.
+fn authentication(server: &ConnectionInfo) -> Vec<u8> {
+    let (mut request, settings) = (redis::cmd("AUTH"), server.redis_settings());
+    request.arg(settings.username()).arg(settings.password());
+    request.get_packed_command()
 }
 
 /// How much of that is read.
@@ -32,22 +39,30 @@ const TLS_RECORDS: [u8; 2] = [21, 22];
 ///
 /// Opens one more connection, for at most `limit`.
 pub(in crate::wire) async fn explain(
-    address: &ConnectionAddr,
+    server: &ConnectionInfo,
     failure: RedisError,
     limit: Duration,
 ) -> RedisError {
+    let address = server.addr();
     let (host, port, is_tls) = match address {
         ConnectionAddr::Tcp(host, port) => (host, *port, false),
         ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
         _ => return failure,
     };
+    // The client library takes whatever a server says to its `AUTH` for a refusal of the password,
+    // also that there are too many clients. A server with TLS says nothing to one too many.
+    let is_refused = failure.kind() == ErrorKind::AuthenticationFailed;
     // A server that is silent without TLS stays silent.
-    let is_unexplained =
-        if is_tls { !is_error_reply(&failure) } else { is_broken(&failure) && !failure.is_timeout() };
+    let is_unexplained = if is_tls {
+        !is_error_reply(&failure) && !is_refused
+    } else {
+        is_refused || is_broken(&failure) && !failure.is_timeout()
+    };
     if !is_unexplained || failure.is_connection_refusal() {
         return failure;
     }
-    let Ok(Ok(said)) = timeout(limit, ask(host, port)).await else { return failure };
+    let question = if is_refused { authentication(server) } else { question() };
+    let Ok(Ok(said)) = timeout(limit, ask(host, port, &question)).await else { return failure };
     let mistake = |text| RedisError::from((ErrorKind::InvalidClientConfig, text, address.to_string()));
     match said.first() {
         Some(first) if !is_tls && TLS_RECORDS.contains(first) => {
@@ -58,15 +73,16 @@ pub(in crate::wire) async fn explain(
             Err(reason) if refuses_connection(&reason) => reason,
             _ => failure,
         },
+        Some(b'+') if is_refused => closed(), // there was no room for a moment
         _ => failure,
     }
 }
 
 /// The first bytes that a server sends.
-async fn ask(host: &str, port: u16) -> std::io::Result<Vec<u8>> {
+async fn ask(host: &str, port: u16, question: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect((host, port)).await?;
     // It may have closed the connection, and what it said before that is still there to be read.
-    let _closed_already = stream.write_all(&question()).await;
+    let _closed_already = stream.write_all(question).await;
     let mut said = vec![0; LONGEST];
     let count = stream.read(&mut said).await?;
     said.truncate(count);

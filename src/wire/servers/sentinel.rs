@@ -93,7 +93,7 @@ impl SentinelMaster {
                 Err(RedisError::from((ErrorKind::UnexpectedReturnType, text, self.name.clone())))
             }
             Err(failure) => {
-                Err(explain(master.get_connection_info().addr(), failure, self.limit / EXPLAINING).await)
+                Err(explain(master.get_connection_info(), failure, self.limit / EXPLAINING).await)
             }
         }
     }

@@ -1,7 +1,13 @@
 //! Mistakes that no retry mends end a call at once, whatever `outage_limit` is, and the error says
 //! what is wrong. What a server says as it refuses a connection is what the user reads.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 
 use redlatch::{Locks, LocksBuilder, Options};
 
@@ -58,23 +64,78 @@ async fn missing_and_wrong_credentials_are_lasting_mistakes() {
     fails_at_once("a wrong password", Locks::builder().server(wrong), "user name or the password").await;
 }
 
-/// It passes by itself, so a call that may wait is granted the lock once there is room.
+/// It passes by itself, so a call that may wait is granted the lock once there is room. A node of a
+/// cluster has another text. With a password or a database, that answers `AUTH` or `SELECT`.
 #[tokio::test(flavor = "multi_thread")]
 async fn too_many_clients_are_named_and_waited_out() {
-    let server = Server::start().await;
-    let mut admin = server.connection().await;
-    let mut set = async |most: &str| {
-        redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(most).exec_async(&mut admin).await.unwrap();
-    };
-    set("1").await;
-    let locks = |options| Locks::builder().server(server.url()).options(options).connect_lazily().unwrap();
-    let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
-    assert!(cause(&error).to_string().contains("max number of clients reached"), "{error:?}");
-    assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
-    let patient = locks(patient());
-    let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
-    set("100").await;
-    soon("there is room", waiting).await.unwrap().unwrap();
+    for (is_node, before_host, database) in [
+        (false, "", ""),
+        (false, "", "1"),
+        (false, ":right@", ""),
+        (false, "default:right@", "1"),
+        (true, "", ""),
+        (true, ":right@", ""),
+    ] {
+        let server = Server::start_with(if is_node { &["--cluster-enabled", "yes"] } else { &[] }).await;
+        if is_node {
+            serve_all_slots(&server).await;
+        }
+        let mut admin = server.connection().await;
+        let mut set = async |setting: &str, value: &str| {
+            redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).exec_async(&mut admin).await.unwrap();
+        };
+        if !before_host.is_empty() {
+            set("requirepass", "right").await;
+        }
+        set("maxclients", "1").await;
+        let url = server.url().replace("redis://", &format!("redis://{before_host}")) + database;
+        let builder =
+            || if is_node { Locks::builder().cluster([url.clone()]) } else { Locks::builder().server(&*url) };
+        let locks = |options| builder().options(options).connect_lazily().unwrap();
+        let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
+        assert!(cause(&error).to_string().contains("max number of clients"), "{url}: {error:?}");
+        assert!(error.is_transient() && !error.is_indeterminate(), "{url}: {error:?}");
+        let patient = locks(patient());
+        let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
+        set("maxclients", "100").await;
+        soon("there is room", waiting).await.unwrap().unwrap();
+    }
+}
+
+/// A server that accepts no more clients says so before it reads anything, and a client that is far
+/// away has sent its password by then: the reply is not about the password.
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_clients_are_no_wrong_password() {
+    const TOO_MANY: &[u8] = b"-ERR max number of clients reached\r\n";
+    for is_still_full in [true, false] {
+        let server = Server::start().await;
+        server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://:right@127.0.0.1:{}/", listener.local_addr().unwrap().port());
+        let (room, port) = (Arc::new(AtomicBool::new(false)), server.port());
+        let has_room = Arc::clone(&room);
+        tokio::spawn(async move {
+            for number in 0.. {
+                let (mut client, _) = listener.accept().await.unwrap();
+                if has_room.load(SeqCst) || number == 1 && !is_still_full {
+                    let mut server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                    tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+                } else {
+                    client.readable().await.unwrap();
+                    client.write_all(TOO_MANY).await.unwrap();
+                    client.shutdown().await.unwrap();
+                    let _rest = client.read_to_end(&mut Vec::new()).await;
+                }
+            }
+        });
+        let locks = Locks::builder().server(url).options(patient()).connect_lazily().unwrap();
+        let error = locks.mutex("x").unwrap().try_lock().await.unwrap_err();
+        assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
+        let why = if is_still_full { "max number of clients" } else { "broken pipe" };
+        assert!(cause(&error).to_string().contains(why), "{error:?}");
+        room.store(true, SeqCst);
+        drop(soon("there is room", locks.mutex("x").unwrap().lock()).await.unwrap());
+    }
 }
 
 /// Makes a node of its own a cluster.
