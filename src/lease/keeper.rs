@@ -1,8 +1,9 @@
 //! [`Keeper`]: renews the leases of a client and releases what was dropped, batch after batch. Here
 //! is its task; `schedule.rs` has what is due when, and `renewal.rs` sends a batch.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use slab::Slab;
@@ -41,6 +42,7 @@ pub(super) struct Keeper {
     /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
     /// the schedule's lock.
     pub(super) has_ended: AtomicBool,
+    pub(super) polls: OffRuntimePolls,
 }
 
 impl Keeper {
@@ -60,6 +62,7 @@ impl Keeper {
             settled: Notify::new(),
             closing: Closing::default(),
             has_ended: AtomicBool::new(false),
+            polls: OffRuntimePolls::default(),
         }
     }
 
@@ -125,18 +128,19 @@ impl Keeper {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Relaxed)
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     /// Its task has ended: drops what is left, and wakes the callers that wait for it.
     pub(super) fn end(&self) {
         let left = {
             let mut schedule = self.schedule();
-            self.has_ended.store(true, Ordering::Relaxed);
+            self.has_ended.store(true, Ordering::SeqCst);
             std::mem::take(&mut *schedule)
         };
         drop(left);
         self.settled.notify_waiters();
+        self.polls.wait_for_the_last();
     }
 
     /// Its task.
@@ -239,6 +243,35 @@ impl Closing {
         if !self.has_begun() {
             notify.await;
         }
+    }
+}
+
+/// Polls that use the client's runtime from threads without one. Its tasks end before its timers
+/// do, so the end of the keeper's task waits for these polls: none of them finds a timer that has
+/// ended.
+#[derive(Default)]
+pub(super) struct OffRuntimePolls(AtomicUsize);
+
+impl OffRuntimePolls {
+    pub(super) fn begin(&self) -> OffRuntimePoll<'_> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        OffRuntimePoll(self)
+    }
+
+    /// To be called once [`Keeper::has_ended`] stops later polls.
+    /// A poll never blocks.
+    fn wait_for_the_last(&self) {
+        while self.0.load(Ordering::SeqCst) > 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+pub(super) struct OffRuntimePoll<'a>(&'a OffRuntimePolls);
+
+impl Drop for OffRuntimePoll<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

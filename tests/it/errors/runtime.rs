@@ -190,3 +190,44 @@ fn every_call_works_on_a_thread_without_a_runtime() {
         }
     }
 }
+
+/// The tasks of a runtime end before its timers do.
+#[test]
+fn calls_on_threads_without_a_runtime_meet_its_end_at_any_moment() {
+    let outer = runtime();
+    let server = outer.block_on(Server::start());
+    for round in 0..400 {
+        let clients = Builder::new_multi_thread().worker_threads(1 + round % 2).enable_all().build().unwrap();
+        let locks =
+            clients.block_on(Locks::builder().server(server.url()).options(options()).connect()).unwrap();
+        let calls = |number: usize| {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                for turn in number.. {
+                    let lock = locks.mutex((turn % 3).to_string()).unwrap();
+                    let outcome = block_on(async {
+                        match turn % 4 {
+                            0 => lock.lock_timeout(Duration::from_millis(20)).await.map(drop),
+                            1 => lock.lock().await?.release().await,
+                            2 => lock.try_lock().await.map(drop),
+                            _ => lock.inspect().await.map(drop),
+                        }
+                    });
+                    if matches!(outcome, Err(Error::RuntimeEnded { .. })) {
+                        return;
+                    }
+                }
+            })
+        };
+        let threads: Vec<_> = (0..4).map(calls).collect();
+        thread::sleep(Duration::from_micros(500 + round as u64 * 37 % 4000));
+        if round % 3 == 0 {
+            clients.shutdown_background()
+        } else {
+            drop(clients)
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+}
