@@ -66,7 +66,7 @@ impl SentinelMaster {
         for sentinel in &self.sentinels {
             queries.spawn(self.clone().ask(sentinel.clone()));
         }
-        let mut reports = Vec::new();
+        let (mut reports, mut refusals) = (Vec::new(), 0);
         let mut failure = too_slow();
         // Half of the time is reserved for the master.
         let mut limit = self.limit / 2;
@@ -76,13 +76,21 @@ impl SentinelMaster {
                     reports.push(one);
                     limit = REPORT_GATHERING;
                 }
-                Ok(Err(error)) if rank(&error) >= rank(&failure) => failure = error,
-                _ => {}
+                Ok(Err(error)) => {
+                    refusals += usize::from(rank(&error) > 0);
+                    failure = if rank(&error) >= rank(&failure) { error } else { failure };
+                }
+                Err(_) => {}
             }
         }
         let supporters = |one: &MasterReport| reports.iter().filter(|other| *other == one).count();
         let Some(latest) = reports.iter().max_by_key(|one| (one.epoch, supporters(one))) else {
-            return Err(failure);
+            // One refusal beside sentinels that are silent is no lasting mistake: they may know the
+            // master.
+            let is_lasting = refusals == 0 || refusals == self.sentinels.len();
+            let text = "no sentinel names the master yet; one of them answers";
+            let not_yet = |why: RedisError| (ErrorKind::UnexpectedReturnType, text, why.to_string()).into();
+            return Err(if is_lasting { failure } else { not_yet(failure) });
         };
         let master = Client::open(self.at(latest))?;
         match self.role_of(&master).await {

@@ -53,6 +53,20 @@ async fn a_wrong_topology_is_a_lasting_mistake() {
     fails_at_once("an unknown master", unknown, "no sentinel knows a master of this name").await;
 }
 
+/// A wrong entrance beside sentinels that are silent for a moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_wrong_sentinel_beside_silent_ones_is_no_lasting_mistake() {
+    let sentinels = Deployment::start(Topology::Sentinel).await;
+    let plain = Server::start().await;
+    let urls = sentinels.entrances().iter().chain([&plain]).map(|server| server.url());
+    let locks = Locks::builder().sentinel(urls, "mymaster").options(patient()).connect_lazily().unwrap();
+    sentinels.entrances().iter().for_each(|sentinel| sentinel.pause());
+    let error = locks.with_options(Options::new()).unwrap().mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert!(error.is_transient() && format!("{error:?}").contains("unknown command"), "{error:?}");
+    sentinels.entrances().iter().for_each(|sentinel| sentinel.resume());
+    soon("the master is found", locks.mutex("x").unwrap().lock()).await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_and_wrong_credentials_are_lasting_mistakes() {
     let server = Server::start().await;
