@@ -101,7 +101,7 @@ impl Node {
         self.connection.server_clock.observe(server_time);
     }
 
-    /// Connects, if there is no connection. Takes at most two node timeouts.
+    /// Connects, if there is no connection. Takes at most two and a half node timeouts.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
         self.connected_to(false).await.map(drop)
     }
