@@ -108,8 +108,8 @@ impl SharedConnection {
     /// Returns the connection, connecting if there is none. A new connection passes the handshake
     /// before any request uses it.
     ///
-    /// Takes at most twice the limit, for an attempt that is under way and for one of its own, and a
-    /// quarter after each, to learn [why it failed](Endpoint::explain). Callers that wait for one
+    /// Takes at most twice the limit, for an attempt that is under way and for one of its own, and
+    /// a quarter after each, to learn [why it failed](Endpoint::explain). Callers that wait for one
     /// attempt share its failure, so a dead server costs the last of them no more.
     pub(super) async fn get(
         &self,
