@@ -52,38 +52,30 @@ impl WaitArgs {
         owner: &Owner,
         start: Instant,
     ) -> Result<Option<Guard>, Failure> {
-        let mut acquire = std::pin::pin!(self.acquire_silently(lock, locks, name, owner, start));
+        let left = || self.outage_limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let mut acquiring = std::pin::pin!(async {
+            loop {
+                match (lock.acquire(locks, name, owner, start).await, left()) {
+                    // A single try ends with the first failure. What it may have acquired without
+                    // an answer is released before the next one, to which it would be another
+                    // holder's.
+                    (Err(Failure::Lock(error)), Some(left))
+                        if error.is_transient() && lock.tries_once() && !left.is_zero() =>
+                    {
+                        tokio::time::sleep(PAUSE.min(left)).await;
+                        let _ = tokio::time::timeout(left, locks.settled()).await;
+                    }
+                    (outcome, _) => return outcome,
+                }
+            }
+        });
         tokio::select! {
             biased;
-            acquired = &mut acquire => return acquired,
-            // Beside it: a server that does not say who holds the lock may grant it.
+            acquired = &mut acquiring => return acquired,
+            // Beside it: a server that does not name the holder may grant the lock.
             () = report(locks, name), if self.verbose => {}
         }
-        acquire.await
-    }
-
-    async fn acquire_silently(
-        &self,
-        lock: &LockArgs,
-        locks: &Locks,
-        name: &str,
-        owner: &Owner,
-        start: Instant,
-    ) -> Result<Option<Guard>, Failure> {
-        let left = || self.outage_limit.map(|limit| limit.saturating_sub(start.elapsed()));
-        loop {
-            match (lock.acquire(locks, name, owner, start).await, left()) {
-                // A single try ends with the first failure. What it may have acquired without an
-                // answer is released before the next one, to which it would be another holder's.
-                (Err(Failure::Lock(error)), Some(left))
-                    if error.is_transient() && lock.tries_once() && !left.is_zero() =>
-                {
-                    tokio::time::sleep(PAUSE.min(left)).await;
-                    let _ = tokio::time::timeout(left, locks.settled()).await;
-                }
-                (outcome, _) => return outcome,
-            }
-        }
+        acquiring.await
     }
 }
 
