@@ -13,21 +13,26 @@ const MOST: u64 = 4_000;
 
 /// Counts what a script does, and writes it to a key. The script sees no difference.
 fn counted(source: &str) -> String {
+    let count = "work = work + 1 + select('#', ...) / 4 + (type(reply) == 'table' and #reply / 4 or 0)";
+    format!("{} server.call('SET', 'work', math.ceil(work)) return answer", observed(source, count))
+}
+
+/// A script that is observed: after each command, `count` adds its `reply` to `work`. Its answer is
+/// in `answer`, and `server` sends commands that are not counted.
+fn observed(source: &str, count: &str) -> String {
     format!(
         "local server, work = redis, 0
         local function counts(send)
           return function(...)
             local reply = send(...)
-            work = work + 1 + select('#', ...) / 4 + (type(reply) == 'table' and #reply / 4 or 0)
+            {count}
             return reply
           end
         end
         local redis = setmetatable({{call = counts(server.call), pcall = counts(server.pcall)}},
           {{__index = server}})
         local function script()\n{source}\nend
-        local answer = script()
-        server.call('SET', 'work', math.ceil(work))
-        return answer"
+        local answer = script()"
     )
 }
 
@@ -238,24 +243,10 @@ async fn one_call_reads_the_holds_of_few_owners_with_many() {
     const LOCKS: usize = 128;
     let server = Server::start().await;
     let client = Client::of(&server).await;
-    let source = script("rwlock");
-    let counted = format!(
-        "local server, size = redis, 0
-        local function counts(send)
-          return function(...)
-            local reply = send(...)
-            for _, text in ipairs(type(reply) == 'table' and reply or {{reply}}) do
-              if type(text) == 'string' then size = size + #text end
-            end
-            return reply
-          end
-        end
-        local redis = setmetatable({{call = counts(server.call), pcall = counts(server.pcall)}},
-          {{__index = server}})
-        local function script()\n{source}\nend
-        script()
-        return size"
-    );
+    let count_bytes = "for _, text in ipairs(type(reply) == 'table' and reply or {reply}) do
+        if type(text) == 'string' then work = work + #text end
+      end";
+    let counted = format!("{} return work", observed(&script("rwlock"), count_bytes));
     let attempts: Vec<String> = (0..256).map(|number| format!("{number:0128}")).collect();
     let hold = format!("{} o {}", client.time().await / 1000 + 60_000, attempts.join(" "));
     let reads = hold.replacen(" o ", " ", 1);
