@@ -1,9 +1,8 @@
 //! [`Keeper`]: renews the leases of a client and releases what was dropped, batch after batch. Here
 //! is its task; `schedule.rs` has what is due when, and `renewal.rs` sends a batch.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
@@ -247,23 +246,27 @@ impl Closing {
 }
 
 /// Polls that use the client's runtime from threads without one. Its tasks end before its timers
-/// do, so the end of the keeper's task waits for these polls: none of them finds a timer that has
-/// ended.
+/// do, so the end of the keeper's task waits for these polls, which never block: none of them finds
+/// a timer that has ended. Poisoning does not matter: nothing under this lock panics.
 #[derive(Default)]
-pub(super) struct OffRuntimePolls(AtomicUsize);
+pub(super) struct OffRuntimePolls {
+    count: Mutex<usize>,
+    is_over: Condvar,
+}
 
 impl OffRuntimePolls {
     pub(super) fn begin(&self) -> OffRuntimePoll<'_> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        *self.count() += 1;
         OffRuntimePoll(self)
     }
 
     /// To be called once [`Keeper::has_ended`] stops later polls.
-    /// A poll never blocks.
     fn wait_for_the_last(&self) {
-        while self.0.load(Ordering::SeqCst) > 0 {
-            thread::yield_now();
-        }
+        drop(self.is_over.wait_while(self.count(), |count| *count > 0));
+    }
+
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,7 +274,8 @@ pub(super) struct OffRuntimePoll<'a>(&'a OffRuntimePolls);
 
 impl Drop for OffRuntimePoll<'_> {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::SeqCst);
+        *self.0.count() -= 1;
+        self.0.is_over.notify_one();
     }
 }
 

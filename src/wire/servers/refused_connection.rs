@@ -28,7 +28,7 @@ fn authentication(server: &ConnectionInfo) -> Vec<u8> {
     request.get_packed_command()
 }
 
-/// How much of that is read.
+/// How much of an answer is read.
 const LONGEST: usize = 256;
 
 /// The first byte of a TLS record: an alert, or a part of a handshake.
