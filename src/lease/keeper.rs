@@ -145,7 +145,10 @@ impl Keeper {
     /// Its task.
     async fn run(self: Arc<Keeper>) {
         let _end_guard = EndGuard { keeper: Arc::clone(&self) };
-        let mut batches = JoinSet::new();
+        let (mut batches, mut watches) = (JoinSet::new(), JoinSet::new());
+        for place in 0..self.nodes.count() {
+            watches.spawn(Arc::clone(&self).watch_connections(place));
+        }
         // The number of batches with renewals is not limited, except by that of the leases: each of
         // them waits for its slowest node. One of three masters hangs, and with a limit of 16 its
         // requests are in all 16 batches; no lease of the two other masters is renewed any more.

@@ -29,6 +29,9 @@ use crate::traces::{Report, event};
 /// stand still then, deadlines do not.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
+/// The least that a script takes as a TTL.
+const SHORTEST_RENEWAL: Duration = Duration::from_millis(1);
+
 /// A lock that was granted, until a deadline that renewals move.
 ///
 /// A guard's [`lease()`](crate::MutexGuard::lease) returns it; a clone may be given to the work
@@ -285,17 +288,19 @@ impl Lease {
         self.0.deadline.get().unwrap_or_else(Moment::now)
     }
 
-    /// For how long to renew it next; `None` if it is not renewed (any more).
+    /// For how long to renew it next; `None` if it is not renewed (any more). One that is never
+    /// renewed is due only to ask about it: it keeps its end.
     pub(super) fn next_ttl(&self, now: Moment) -> Option<Duration> {
         let options = &self.attempt().options;
         if options.renewal == Renewal::Never {
-            return None;
+            let left = self.until().since(now);
+            return Some(left).filter(|left| !self.attempt().kind.has_owner && *left >= SHORTEST_RENEWAL);
         }
         let left = options
             .max_hold
             .map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.counts_from)));
         let ttl = options.ttl.min(left);
-        (ttl >= Duration::from_millis(1)).then_some(ttl)
+        (ttl >= SHORTEST_RENEWAL).then_some(ttl)
     }
 
     /// Where its longest hold ends.

@@ -8,6 +8,7 @@ mod attempt;
 mod attempt_guard;
 mod client;
 mod close;
+mod connection_watch;
 mod grant_clock;
 mod keeper;
 mod kind;

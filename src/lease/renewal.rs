@@ -12,6 +12,7 @@ use super::schedule::{Abandoned, Batch, PendingRelease, RENEWALS_PER_TTL, Schedu
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::measure;
+use crate::options::Renewal;
 use crate::traces::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::wire::answers::WRONG_TYPE;
 use crate::wire::{Answer, Call, Nodes, Reply, Vote};
@@ -113,6 +114,7 @@ impl Keeper {
             LeaseState::Held => {
                 lease.entry().without.set(NodeSet::default());
                 match ttl {
+                    Some(ttl) if lease.extend(sent, ttl) && lease.options().renewal == Renewal::Never => {}
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, &self.notify);
                         let what = (lease.name(), lease.kind().name, || lease.owner());

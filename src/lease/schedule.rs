@@ -248,6 +248,15 @@ impl Schedule {
         Ok(batch)
     }
 
+    /// Makes a lease due now, unless it has ended or a batch has it.
+    pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
+        let is_never_due = lease.options().renewal == Renewal::Never && !lease.attempt().kind.has_owner;
+        let has_ended = lease.entry().has_ended.load(Ordering::Relaxed);
+        if !has_ended && (self.due.remove(lease) || is_never_due) {
+            self.due.insert(lease, now);
+        }
+    }
+
     /// After one hold of an owner was lost, its other holds are polled at once.
     pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
         let now = Moment::now();
@@ -275,10 +284,11 @@ impl DueQueue {
         }
     }
 
-    pub(super) fn remove(&mut self, lease: &Lease) {
+    /// False if it was not due at any time: it has ended, is in a batch, or is not renewed.
+    pub(super) fn remove(&mut self, lease: &Lease) -> bool {
         let key = lease.entry().place.key();
-        self.soonest.remove(&key);
         self.forget(lease, key);
+        self.soonest.remove(&key).is_some()
     }
 
     /// The next lease that is due; beside others, also one that is due soon. From then on they are

@@ -106,6 +106,22 @@ impl Node {
         self.connected_to(false).await.map(drop)
     }
 
+    /// Looks for a connection that was closed, and connects if there is none. Whether it could is
+    /// found by the requests.
+    pub(crate) async fn check(&self) {
+        if let Ok(connected) = self.connected_to(false).await
+            && let Err(error) = connected.connection.check(self.limit).await
+        {
+            self.connection.drop_if_spent(connected.generation, &error);
+            let _found_by_requests = self.connected_to(false).await;
+        }
+    }
+
+    /// The number of the newest connection to one of the node's servers; 0 without one.
+    pub(crate) fn latest_connection(&self) -> u64 {
+        self.connection.latest()
+    }
+
     /// What the node's servers report about themselves.
     pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
         let connected = self.connected_to(false).await?;

@@ -141,6 +141,10 @@ impl ClusterClient {
     pub(super) async fn send_to_all(&self, request: &Cmd, limit: Duration) -> RepliesByServer {
         self.0.send_to_all(request, Instant::now() + limit).await
     }
+
+    pub(super) fn latest_to_a_master(&self) -> u64 {
+        self.0.latest()
+    }
 }
 
 /// Where an error of this kind says that the slot is.

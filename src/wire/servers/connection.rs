@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 
+#[cfg(feature = "cluster")]
+use super::super::error_replies::is_broken;
 use super::super::request::PreparedCall;
 use super::batcher::Batcher;
 #[cfg(feature = "cluster")]
@@ -101,6 +103,33 @@ impl Connection {
             Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
             #[cfg(feature = "cluster")]
             Connection::Cluster(connection) => Ok(connection.send_to_all(request, limit).await),
+        }
+    }
+
+    /// Fails if the connection is of no further use. One to a cluster replaces what is broken of it
+    /// by itself.
+    pub(in crate::wire) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
+        match self {
+            Connection::Server(batcher) => batcher.check().await,
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(client) => {
+                let ping = redis::cmd("PING");
+                let replies = client.send_to_all(&ping, limit).await;
+                // Connects where a connection was closed, perhaps to another master.
+                if replies.iter().any(|(_, reply)| reply.as_ref().is_err_and(is_broken)) {
+                    client.send_to_all(&ping, limit).await;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The number of the newest connection to a master of a cluster; 0 without one.
+    pub(in crate::wire) fn latest_to_a_master(&self) -> u64 {
+        match self {
+            Connection::Server(_) => 0,
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(client) => client.latest_to_a_master(),
         }
     }
 

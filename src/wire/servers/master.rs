@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
-use super::connecting::Connecting;
+use super::connecting::{Connecting, latest_attempt};
 use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
 
@@ -55,7 +55,7 @@ impl Master {
         if let Some(live) = self.current() {
             return Ok(live);
         }
-        let (this, seen) = (Arc::clone(self), self.connecting.latest());
+        let (this, seen) = (Arc::clone(self), latest_attempt());
         let (name, driver) = (name.map(str::to_owned), runtime.clone());
         let connecting = runtime.spawn(async move {
             let attempt = |number| this.connect(number, name, limit, &driver);

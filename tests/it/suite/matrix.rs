@@ -47,6 +47,7 @@ macro_rules! all {
             waiters_acquire_while_subscribers_are_killed calls_fail_in_time_while_server_is_down
             try_lock_returns_lost_if_reply_arrives_after_ttl
             held_lock_is_renewed_and_released_on_full_server
+            losses_are_known_once_the_client_is_connected_again
         }
     };
 }

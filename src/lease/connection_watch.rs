@@ -1,0 +1,50 @@
+//! Asks about every lease once a connection to a server is new: the server may have restarted
+//! without its data, or be another one. Renewals alone would find out after a third of the TTL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::keeper::Keeper;
+use crate::clock::Moment;
+
+/// The pause between two checks of a node, while there are leases. A connection that was closed is
+/// replaced, and its leases are asked about, within this and two round trips.
+const CHECK_PAUSE: Duration = Duration::from_millis(500);
+
+/// How many leases become due under one lock of the schedule.
+const AT_A_TIME: usize = 1024;
+
+impl Keeper {
+    /// Looks after the connections of one node, until it is aborted. The client library does not
+    /// tell that a connection was closed: the next request on it finds out.
+    pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
+        let node = self.nodes.node(place);
+        let mut known = node.latest_connection();
+        loop {
+            sleep(CHECK_PAUSE).await;
+            if self.schedule().holds.is_empty() {
+                known = node.latest_connection();
+                continue;
+            }
+            node.check().await;
+            let latest = node.latest_connection();
+            if latest != std::mem::replace(&mut known, latest) {
+                self.ask_about_all();
+            }
+        }
+    }
+
+    /// Makes every lease due now.
+    fn ask_about_all(&self) {
+        let now = Moment::now();
+        let holds: Vec<_> = self.schedule().holds.iter().map(|(_, (lease, _))| lease.clone()).collect();
+        for leases in holds.chunks(AT_A_TIME) {
+            let mut schedule = self.schedule();
+            leases.iter().for_each(|lease| schedule.expedite(lease, now));
+        }
+        drop(holds);
+        self.notify.notify_one();
+    }
+}
