@@ -6,12 +6,9 @@
 mod cluster;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod combined_requests;
-mod conventions;
 mod dead_waiters;
-mod docs;
 mod errors;
 mod fenced_sql;
-mod folk_recipes;
 mod insight;
 mod inspection;
 mod lease;
@@ -21,7 +18,6 @@ mod model;
 mod name;
 mod options;
 mod owner;
-mod prose;
 mod quorum;
 mod reentrant;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]

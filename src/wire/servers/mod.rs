@@ -3,7 +3,7 @@
 //!
 //! Nothing here knows a lock, a script or a quorum. What is sent is a
 //! [`PreparedCall`](super::request::PreparedCall), which `request.rs` combines with others, writes
-//! and splits again; a test (`tests/it/conventions.rs`) keeps it so.
+//! and splits again; a test (`tests/conventions/sources.rs`) keeps it so.
 
 mod batcher;
 #[cfg(feature = "cluster")]

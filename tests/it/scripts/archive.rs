@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::docs;
+#[path = "../../conventions/links.rs"]
+mod links;
+
 use crate::support::Server;
+use links::assert_links_exist;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -111,7 +114,7 @@ fn archive_has_every_file_that_its_pages_link_to() {
     let pages = files(&archive.folder).into_iter().filter(|file| file.ends_with(".md"));
     let pages: Vec<_> = pages.map(|page| archive.folder.join(page)).collect();
     assert!(pages.len() >= 6, "{pages:?}");
-    pages.iter().for_each(|page| docs::assert_links_exist(page));
+    pages.iter().for_each(|page| assert_links_exist(page));
 }
 
 #[tokio::test]

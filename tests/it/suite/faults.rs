@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, LeaseEnd, Options, Renewal};
+use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -332,46 +332,6 @@ pub async fn waiter_acquires_after_server_restarted_empty(mut setup: Setup) {
     assert!(setup.deployment.is_held_by(&other, &next).await);
     next.release().await.unwrap();
     drop((lock, other));
-    setup.finish().await;
-}
-
-/// A new connection is a reason to ask about every lease: its server may have lost its data. The
-/// next renewal would be due after several minutes, and one of these leases is never renewed.
-pub async fn losses_are_known_once_the_client_is_connected_again(mut setup: Setup) {
-    let renewed = setup.lock_with("renewed", ttl(600_000)).await;
-    let never = setup.lock_with("never-renewed", ttl(600_000).renewal(Renewal::Never)).await;
-    for restarts in [true, false] {
-        let mut held = Vec::new();
-        for lock in [&renewed, &never] {
-            held.push(soon("the lock is acquired", lock.lock()).await.unwrap());
-            setup.deployment.has_everywhere(lock.key()).await;
-        }
-        if restarts {
-            setup.deployment.kill();
-            setup.deployment.restart().await;
-        } else {
-            for lock in [&renewed, &never] {
-                setup.deployment.run_at::<u64>(lock.key(), &["DEL", lock.key()]).await;
-            }
-            setup.deployment.kill_connections().await;
-        }
-        for guard in held {
-            soon("the holder is notified of the loss", guard.lease().lost()).await;
-            assert_eq!(guard.lease().end(), Some(LeaseEnd::Revoked));
-            assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
-        }
-    }
-    // A lease that the server still has stays, and ends as before.
-    let guard = never.lock().await.unwrap();
-    let (until, before) = (guard.lease().valid_until(), setup.deployment.scripts_run().await);
-    setup.deployment.kill_connections().await;
-    eventually("the lease is asked about", || async { setup.deployment.scripts_run().await > before }).await;
-    soon("the lock is acquired", renewed.lock()).await.unwrap().release().await.unwrap();
-    assert_eq!(guard.lease().end(), None);
-    // The clocks are read anew each time. It was asked about half a second after the grant.
-    assert!(guard.lease().valid_until() < until + Duration::from_millis(100), "it keeps its end");
-    guard.release().await.unwrap();
-    drop((renewed, never));
     setup.finish().await;
 }
 

@@ -26,6 +26,7 @@ macro_rules! all {
         crate::suite::matrix::tests! { $rest release:
             dropped_lock_futures_leave_nothing_behind settled_waits_for_releases_of_dropped_guards
             dropped_release_future_still_releases force_release_grants_at_once_to_waiter
+            losses_are_known_once_the_client_is_connected_again
         }
         crate::suite::matrix::tests! { $core unknown_outcomes: retried_release_of_lost_lock_returns_error }
         crate::suite::matrix::tests! { $rest unknown_outcomes:
@@ -47,7 +48,6 @@ macro_rules! all {
             waiters_acquire_while_subscribers_are_killed calls_fail_in_time_while_server_is_down
             try_lock_returns_lost_if_reply_arrives_after_ttl
             held_lock_is_renewed_and_released_on_full_server
-            losses_are_known_once_the_client_is_connected_again
         }
     };
 }

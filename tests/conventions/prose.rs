@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::conventions::sources;
+use crate::sources::sources;
 
 /// The paragraphs of a page, or of the comments of a source: without code, tables and headings.
 fn paragraphs(text: &str, mark: Option<&str>) -> Vec<String> {

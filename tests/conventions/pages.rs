@@ -1,8 +1,11 @@
 //! The pages: no dead link, on a git host, in the crate's documentation, or in its package.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
+
+use crate::links::{Links, assert_exists, assert_links_exist, split};
+use crate::sources::sources;
 
 const SOURCES: &str = "https://docs.rs/crate/redlatch/latest/source/";
 const ITEMS: &str = "https://docs.rs/redlatch/latest/redlatch/";
@@ -41,114 +44,9 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
     ([root().join("README.md")].into_iter().chain(guide).collect(), others)
 }
 
-/// The links of a page, outside of code.
-#[derive(Default)]
-struct Links {
-    /// `[text](destination)`
-    inline: Vec<String>,
-    /// `[text][label]`, and `[label]`
-    labels: BTreeSet<String>,
-    /// `[label]: destination`. If there are several, the first one counts.
-    definitions: BTreeMap<String, String>,
-}
-
-impl Links {
-    fn of(page: &Path) -> Links {
-        let mut links = Links::default();
-        let mut prose = String::new();
-        for line in prose_lines(&read_to_string(page).unwrap()) {
-            let definition = line.strip_prefix('[').and_then(|line| line.split_once("]: "));
-            match definition {
-                Some((name, to)) => _ = links.definitions.entry(label(name)).or_insert(to.to_owned()),
-                None => prose += &format!("{line}\n"),
-            }
-        }
-        let mut rest = prose.as_str();
-        while let Some((mark, after)) = rest.find(['`', '[']).map(|at| (&rest[at..=at], &rest[at + 1..])) {
-            let Some((text, after)) = after.split_once(if mark == "`" { '`' } else { ']' }) else { break };
-            rest = after;
-            if mark == "`" {
-                continue;
-            }
-            if let Some((destination, after)) = after.strip_prefix('(').and_then(|text| text.split_once(')'))
-            {
-                links.inline.push(destination.to_owned());
-                rest = after;
-            } else if let Some((name, after)) = after.strip_prefix('[').and_then(|text| text.split_once(']'))
-            {
-                links.labels.insert(label(name));
-                rest = after;
-            } else if !text.trim().is_empty() {
-                // `[ ]` is a box of a checklist.
-                links.labels.insert(label(text));
-            }
-        }
-        links
-    }
-
-    fn destinations(&self) -> impl Iterator<Item = &String> {
-        self.inline.iter().chain(self.definitions.values())
-    }
-}
-
-fn prose_lines(page: &str) -> Vec<&str> {
-    let mut in_code = false;
-    let is_prose = |line: &&str| {
-        let is_fence = line.trim_start().starts_with("```");
-        in_code ^= is_fence;
-        !in_code && !is_fence
-    };
-    page.lines().filter(is_prose).collect()
-}
-
-/// Labels differ neither by case nor by line breaks.
-fn label(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
-}
-
-/// The anchors of a page's headings, as git hosts and rustdoc make them.
-fn anchors(page: &Path) -> BTreeSet<String> {
-    let text = read_to_string(page).unwrap();
-    let headings = prose_lines(&text).into_iter().filter(|line| line.starts_with('#'));
-    let anchor = |line: &str| {
-        let heading = line.trim_start_matches('#').trim().to_lowercase();
-        let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
-        kept.collect::<String>().replace(' ', "-")
-    };
-    headings.map(anchor).collect()
-}
-
-/// Fails unless `file#anchor` exists.
-fn assert_exists(file: &Path, anchor: Option<&str>, link: &str) {
-    assert!(file.exists(), "{link}: there is no {}", file.display());
-    if let Some(anchor) = anchor {
-        assert!(anchors(file).contains(anchor), "{link}: {} has no heading #{anchor}", file.display());
-    }
-}
-
-fn split(destination: &str) -> (&str, Option<&str>) {
-    destination.split_once('#').map_or((destination, None), |(file, anchor)| (file, Some(anchor)))
-}
-
 fn is_relative(destination: &str) -> bool {
     !destination.contains("://")
         && !["#", "crate::", "data:"].iter().any(|start| destination.starts_with(start))
-}
-
-/// Fails if a link of a page has no definition, or leads to a file or heading that does not exist.
-pub fn assert_links_exist(page: &Path) {
-    let links = Links::of(page);
-    for label in &links.labels {
-        assert!(links.definitions.contains_key(label), "{}: [{label}] is not defined", page.display());
-    }
-    for label in links.definitions.keys() {
-        assert!(links.labels.contains(label), "{}: [{label}] is not used", page.display());
-    }
-    for destination in links.destinations().filter(|link| !link.contains("://")) {
-        let (file, anchor) = split(destination);
-        let target = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
-        assert_exists(&target, anchor, &format!("{}: {destination}", page.display()));
-    }
 }
 
 #[test]
@@ -330,4 +228,28 @@ fn texts_on_the_page_of_faults_are_those_of_the_code() {
         }
     }
     assert!(checked > 30, "only {checked} texts were found");
+}
+
+/// The page of the architecture says which test keeps each invariant.
+#[test]
+fn invariants_name_tests_that_exist() {
+    let page = read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let (_, section) = page.split_once("\n## Invariants\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let invariants: Vec<&str> = section.split("\n- ").skip(1).collect();
+    assert!(invariants.len() > 20, "{invariants:?}");
+    let tests: Vec<String> = ["src", "tests"]
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder)))
+        .map(|file| read_to_string(file).unwrap())
+        .collect();
+    for invariant in invariants {
+        // The last one of a group is followed by the heading of the next.
+        let (text, _) = invariant.split_once("\n\n").unwrap_or((invariant, ""));
+        let named = text.trim_end().strip_suffix("`)").and_then(|text| text.rsplit_once("(`"));
+        let (_, name) = named.unwrap_or_else(|| panic!("no test: {text}"));
+        let is_there =
+            |file: &String| file.contains(&format!("fn {name}(")) || file.contains(&format!("fn {name}<"));
+        assert!(tests.iter().any(is_there), "there is no test {name}: {invariant}");
+    }
 }
