@@ -31,15 +31,17 @@
 --   attempt       up to 128 bytes, no space; new for every lease, the same in each request of it
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
+--   last_token    1 to 2^53 - 1: of the tokens that were reserved, the last one used: the counter
+--                 goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
---                 than this; default: no token. In a release, the token of the next waiter is
---                 larger; default: 0, also for one that is too large or malformed
+--                 than this, unless a release grants it; default: no token. In a release, the token
+--                 of the next waiter is larger; default: 0, also for one too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
---                 it is granted to; default: do not queue. In a release: also leave the queue
---   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
---                 and "~"; default: the waiter polls
+--                 it is granted to; a waiter that did not poll for so long is dead; default: do
+--                 not queue. In a release: also leave the queue
+--   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
+--                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
 --   tokens        1 to 1000: how many tokens to reserve; default: 1. In a release: as in acquire
@@ -60,7 +62,7 @@
 --            0              lost: expired, released, or another attempt's
 --   release  1              released, or revoked: granted to the next waiter, or free
 --            0              the attempt held nothing. A second delivery changes nothing
---   inspect  {1, token, waiters, time}, and if it is held: attempt, 1, pttl. token is a text
+--   inspect  {1, token, waiters, time}, and if it is held: attempt, 1 (hold), pttl. token is a text
 --            {-2, '0', 0, time}
 --   any      -1             refused: the attempt was ended, or comes too late
 --            -2             refused: the key holds something else; for renew: lost
@@ -135,7 +137,7 @@ token_ttl_ms = token_ttl_ms or '3600000'
 -- more than this is left to the next section.
 
 -- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
--- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
+-- enough until the counter is lost, or `least` has reached it. Returns nil and a refusal if the
 -- counter is spoilt, or `least` a day ahead of the clock; then the counter stays as it was.
 local function next_tokens(fence, least, count, token_ttl_ms)
   local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count) -- a text takes less time
@@ -175,7 +177,7 @@ if verb == 'acquire' then
   local are_free = is_plain and redis.call('EXISTS', unpack(KEYS, 1, 2 * n)) == 0
   local seen = n > 1 and {} -- the same lock again is not free any more
   for i = 1, n do
-    local lock, attempt, token = KEYS[i], ARGV[1 + i], nil
+    local lock, attempt, token, accepted = KEYS[i], ARGV[1 + i], nil, nil
     local is_free = are_free or is_plain and n > 1 and redis.call('EXISTS', lock, KEYS[n + i]) == 0
     if is_free and ARGV[1 + n + i] == ''
       and attempt ~= '' and #attempt <= 128 and not string.find(attempt, ' ', 1, true)
@@ -183,13 +185,14 @@ if verb == 'acquire' then
       local fence, proposal = KEYS[2 * n + i], ARGV[1 + 2 * n + i]
       if proposal ~= '' then
         clock = clock or redis.pcall('TIME')
-        token = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+        token, accepted = accept_larger(fence, proposal, clock, count, token_ttl_ms)
       else
         token = 0
         if minimum then token = next_tokens(fence, minimum, count, token_ttl_ms) end
       end
       local set = token and redis.pcall('SET', lock, attempt, 'PX', ttl_ms)
       if set and set.err then token = nil end
+      if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end
     end
     if seen then seen[lock] = true end
     if token then

@@ -62,16 +62,18 @@
 --   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    of the tokens that were reserved, the last one used: the counter goes back to it
+--   last_token    1 to 2^53 - 1: of the tokens that were reserved, the last one used: the counter
+--                 goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
---                 least this; default: no token. In a release or downgrade, the token of the next
---                 waiter is larger; default: 0, also for one that is too large, or in a release
---                 malformed
+--                 least this, unless a release grants it; default: no token. In a release or
+--                 downgrade, the token of the next waiter is larger; default: 0, also for one more
+--                 than a day ahead of the clock; in a release also for one malformed or too large
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
---                 it is granted to; default: do not queue. In a release: also leave the queue
---   channel       where to notify the waiter: ends in "wake:" and 32 hexadecimal digits, or those
---                 and "~"; default: the waiter polls
+--                 it is granted to; a waiter that did not poll for so long is dead; default: do
+--                 not queue. In a release: also leave the queue
+--   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
+--                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
 --   max_depth     1 to 1024: how many holds the owner may have on this side; default: 255
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
@@ -224,7 +226,7 @@ token_ttl_ms = token_ttl_ms or '3600000'
 -- Nothing waits. A lock that takes more than this is left to the next sections.
 
 -- Raises the counter, and returns the first of the new tokens, all larger than `least`. INCRBY is
--- enough until the counter is lost or the clock has passed it. Returns nil and a refusal if the
+-- enough until the counter is lost, or `least` has reached it. Returns nil and a refusal if the
 -- counter is spoilt, or `least` a day ahead of the clock; then the counter stays as it was.
 local function next_tokens(fence, least, count, token_ttl_ms)
   local last = redis.pcall('INCRBY', fence, count == 1 and '1' or count) -- a text takes less time

@@ -202,6 +202,29 @@ async fn refused_second_proposal_leaves_the_token_of_the_lock() {
     assert_eq!(acquire.fenced("a", "nested", 8).send(&client).await, Final(7));
 }
 
+/// A user may write counters and no locks: a node forgets the proposal that it did not grant. Redis
+/// 6.2 has no rights for some keys only.
+#[tokio::test]
+async fn refused_lock_takes_its_proposal_back() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let rights = ["on", ">secret", "~*", "+@all", "-set", "-hset", "(+set ~*:fence)"];
+    let user = [&["ACL", "SETUSER", "counters"][..], &rights].concat();
+    if client.try_run::<()>(&user).await.is_err() {
+        return;
+    }
+    let limited = Client::of(&server).await;
+    limited.run::<()>(&["AUTH", "counters", "secret"]).await;
+    for kind in KINDS {
+        client.flush().await;
+        let acquire = Acquire { kind, is_for_quorum: true };
+        assert!(acquire.fenced("a", "a", 9).try_send(&limited).await.is_err(), "{kind}");
+        let accepted: Option<u64> = client.run(&["GET", KEYS[2]]).await;
+        assert_eq!(accepted.unwrap_or(0), 0, "{kind}");
+        assert_eq!(acquire.fenced("a", "b", 9).send(&client).await, Final(9), "{kind}");
+    }
+}
+
 /// No lock of a call is granted before the node has noted its token and its lease.
 #[tokio::test]
 async fn refused_note_of_the_node_grants_none_of_several_locks() {
