@@ -77,11 +77,22 @@ impl ReplyTally {
         NodeSet::of(self.granted.iter().map(|(node, _)| *node))
     }
 
-    /// The largest token above the proposed one that a granting node knows. Several clients may
-    /// hold the lock then: this client may use that token once a majority knows it.
+    /// The largest token above the proposed one that a granting node knows, unless a majority names
+    /// the same one. Several clients may hold the lock then: this client may use that token once a
+    /// majority knows it.
     fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
-        let proposed = proposal.filter(|_| self.has_majority())?;
+        let proposed = proposal.filter(|_| self.has_majority() && self.agreed().is_none())?;
         self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
+    }
+
+    /// The token that a majority names, so that every later grant has a larger one: the proposed
+    /// one, that of the outer hold, or that of other readers.
+    fn agreed(&self) -> Option<u64> {
+        let votes_for = |token: u64| self.granted.iter().filter(|(_, granted)| *granted == token).count();
+        self.granted
+            .iter()
+            .map(|(_, token)| *token)
+            .find(|token| *token > 0 && votes_for(*token) >= self.majority)
     }
 
     /// Whether a larger proposal may be granted.
@@ -100,27 +111,17 @@ impl ReplyTally {
     /// - a node chose a token itself when it granted the lock to its next waiter.
     pub(super) fn is_mixed(&self, proposal: Option<u64>) -> bool {
         let Some(proposed) = proposal.filter(|_| self.has_majority()) else { return false };
-        !self.has_accepted(proposed) && self.outer_token(proposed).is_none()
+        !self.has_accepted(proposed) && self.agreed().is_none()
     }
 
     fn has_accepted(&self, proposed: u64) -> bool {
         self.granted.iter().filter(|(_, token)| *token >= proposed).count() >= self.majority
     }
 
-    /// The token of the outer hold that this hold is nested in. A majority must name the same one,
-    /// so that every later grant has a larger token.
-    fn outer_token(&self, proposed: u64) -> Option<u64> {
-        let earlier =
-            self.granted.iter().map(|(_, token)| *token).filter(|token| (1..proposed).contains(token));
-        let votes_for = |token: &u64| self.granted.iter().filter(|(_, granted)| granted == token).count();
-        earlier.filter(|token| votes_for(token) >= self.majority).max()
-    }
-
-    /// The token of a grant by a majority: the proposed one, or that of the outer hold.
+    /// The token of a grant by a majority.
     fn token(&self, proposal: Option<u64>) -> u64 {
         match proposal {
-            Some(proposed) if self.has_accepted(proposed) => proposed,
-            Some(proposed) => self.outer_token(proposed).unwrap_or(0),
+            Some(proposed) => self.agreed().or(self.has_accepted(proposed).then_some(proposed)).unwrap_or(0),
             // The only node chose it.
             None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
         }
@@ -162,7 +163,10 @@ impl TokenProposals {
         let is_nested = self.proposal.is_some_and(|proposal| proposal.is_nested);
         let known = tally.known_elsewhere(proposed).filter(|_| !self.has_informed);
         let next = if let Some(token) = known {
-            Some(Proposal { token, is_nested })
+            // The nodes may know three different ones, each made when it granted the lock to its
+            // next waiter. If they only noted the largest, the outer hold and a nested one could
+            // each settle on a token that the other does not see.
+            Some(Proposal { token, is_nested: true })
         } else if tally.is_mixed(proposed) {
             tally.next_proposal(proposed).map(|token| Proposal { token, is_nested: true })
         } else if tally.may_propose_again() {
@@ -209,6 +213,17 @@ mod tests {
         // Other clients have read with larger tokens meanwhile; no earlier exclusive
         // holder has a token above 70.
         assert_eq!(proposals.record(&tally(&[70, 90], &[])), ProposalOutcome::Granted(70));
+    }
+
+    #[test]
+    fn nodes_with_three_tokens_take_the_largest_that_is_known() {
+        let mut inner = proposing(10);
+        assert_eq!(inner.record(&tally(&[20, 30], &[])), ProposalOutcome::Again);
+        assert_eq!(inner.proposal, Some(Proposal { token: 30, is_nested: true }));
+        assert_eq!(inner.record(&tally(&[30, 30], &[40])), ProposalOutcome::Granted(30));
+        // The outer hold: one node has its own token, the others what they have accepted.
+        assert_eq!(proposing(50).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
+        assert_eq!(proposing(25).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
     }
 
     #[test]

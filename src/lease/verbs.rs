@@ -16,7 +16,7 @@ const DEFAULT_MAX_DEPTH: u32 = 255;
 const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(3600);
 
 /// A token that several nodes are asked to accept.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) token: u64,
     /// It counts also where the owner has a hold with an earlier token.

@@ -33,7 +33,8 @@ async fn quorum_logs_count_nodes_of_a_failed_renewal() {
             println!("{event}");
             assert!(event.starts_with("DEBUG no majority renewed a lease: retrying"), "{event}");
             assert!(event.contains(counts), "{event}");
-            assert!(event.contains("error=no ") && !event.contains(" {"), "{event}");
+            let is_silent = event.contains("error=no ") || event.contains("could not be reached: timed out");
+            assert!(is_silent && !event.contains(" {"), "{event}");
             guard.release().await.unwrap();
         }
         drop(client);

@@ -102,13 +102,14 @@ pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
     let options = Options::new().poll_cap(Duration::from_secs(10));
     let (lock, other) = (setup.lock("seized").await, setup.rival_with("seized", options).await);
     let mut times = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
         let waiting = tokio::spawn({
             let other = other.for_another();
             async move { other.lock().await }
         });
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
+        setup.deployment.pauses_have_grown().await;
         let start = Stopwatch::start();
         assert!(lock.force_release().await.unwrap());
         let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
@@ -116,9 +117,9 @@ pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
         assert!(guard.release().await.is_err());
         next.release().await.unwrap();
     }
-    times.sort_by_key(Stopwatch::undisturbed);
-    // A waiter that is not notified polls after more than a second.
-    assert!(times[2].undisturbed() < Duration::from_millis(500), "{times:?}");
+    // A waiter that is not notified polls after two seconds.
+    let shortest = times.iter().map(Stopwatch::undisturbed).min();
+    assert!(shortest < Some(Duration::from_millis(500)), "{times:?}");
     drop((lock, other));
     setup.finish().await;
 }
