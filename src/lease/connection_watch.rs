@@ -21,16 +21,19 @@ impl Keeper {
     /// tell that a connection was closed: the next request on it finds out.
     pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
         let node = self.nodes.node(place);
-        let mut known = node.latest_connection();
+        let mut known = node.connection_state();
         loop {
             sleep(CHECK_PAUSE).await;
             if self.schedule().holds.is_empty() {
-                known = node.latest_connection();
+                known = node.connection_state();
                 continue;
             }
+            // A lazy client's first connection: there were no leases before.
+            known = known.or(node.connection_state());
             node.check().await;
-            let latest = node.latest_connection();
-            if latest != std::mem::replace(&mut known, latest) {
+            let state = node.connection_state();
+            if state.is_some() && known != state {
+                known = state;
                 self.ask_about_all();
             }
         }

@@ -117,9 +117,10 @@ impl Node {
         }
     }
 
-    /// The number of the newest connection to one of the node's servers; 0 without one.
-    pub(crate) fn latest_connection(&self) -> u64 {
-        self.connection.latest()
+    /// Changes when a connection to one of the node's servers is replaced; `None` while one is
+    /// missing.
+    pub(crate) fn connection_state(&self) -> Option<(u64, u64)> {
+        self.connection.state()
     }
 
     /// What the node's servers report about themselves.

@@ -18,7 +18,7 @@ use super::handshake::Handshake;
 use super::server_clock::ServerClock;
 #[cfg(feature = "sentinel")]
 use super::servers::SentinelMaster;
-use super::servers::{Connecting, Connection, EXPLAINING, Endpoint, latest_attempt};
+use super::servers::{Connecting, Connection, EXPLAINING, Endpoint};
 
 /// How often a connection is checked for still leading to the master.
 #[cfg(feature = "sentinel")]
@@ -97,9 +97,11 @@ impl SharedConnection {
         generation(&self.current)
     }
 
-    /// The number of the newest connection to a server; 0 without one.
-    pub(super) fn latest(&self) -> u64 {
-        shared(&self.current).map_or(0, |live| live.generation.max(live.connection.latest_to_a_master()))
+    /// The generation of the connection, and how many connections to masters of a cluster were
+    /// given up. `None` while a connection is missing.
+    pub(super) fn state(&self) -> Option<(u64, u64)> {
+        let live = shared(&self.current)?;
+        Some((live.generation, live.connection.losses()?))
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -124,7 +126,7 @@ impl SharedConnection {
         if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
-        let seen = latest_attempt();
+        let seen = self.connecting.latest();
         // Connects on the client's runtime, where the task that drives the connection outlives the
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.

@@ -142,8 +142,9 @@ impl ClusterClient {
         self.0.send_to_all(request, Instant::now() + limit).await
     }
 
-    pub(super) fn latest_to_a_master(&self) -> u64 {
-        self.0.latest()
+    /// How many connections to masters were given up, if there is one to each.
+    pub(super) fn losses(&self) -> Option<u64> {
+        self.0.losses()
     }
 }
 

@@ -5,24 +5,27 @@ use std::sync::{Mutex, PoisonError};
 
 use redis::RedisError;
 
-/// Numbers the attempts to all places: of two connections, the newer one has the larger number.
-static LATEST: AtomicU64 = AtomicU64::new(0);
-
-/// The number of the latest attempt. A caller that has to wait takes it before.
-pub(in crate::wire) fn latest_attempt() -> u64 {
-    LATEST.load(Ordering::SeqCst)
-}
-
 /// Attempts to connect to one place, one at a time. Callers that wait for an attempt share its
 /// failure, so a dead server costs the last of them no more than the first.
 #[derive(Debug, Default)]
 pub(in crate::wire) struct Connecting {
     /// Held by the task that connects, while the others wait for its result.
     turn: tokio::sync::Mutex<()>,
+    tries: AtomicU64,
     last_failure: Mutex<Option<(u64, RedisError)>>,
 }
 
 impl Connecting {
+    /// The number of the latest attempt. A caller that has to wait takes it before.
+    pub(in crate::wire) fn latest(&self) -> u64 {
+        self.tries.load(Ordering::SeqCst)
+    }
+
+    /// The number of a new attempt.
+    pub(super) fn next(&self) -> u64 {
+        self.tries.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     /// Returns what there is by now, or connects. Attempts after `seen` count as the caller's own.
     pub(in crate::wire) async fn connect<T, F>(
         &self,
@@ -43,7 +46,7 @@ impl Connecting {
         {
             return Err(error);
         }
-        let number = LATEST.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.next();
         let outcome = attempt(number).await;
         if let Err(error) = &outcome {
             let failure = Some((number, error.clone()));

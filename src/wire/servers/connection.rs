@@ -124,12 +124,13 @@ impl Connection {
         }
     }
 
-    /// The number of the newest connection to a master of a cluster; 0 without one.
-    pub(in crate::wire) fn latest_to_a_master(&self) -> u64 {
+    /// How many of its connections to masters of a cluster were given up; `None` while one is
+    /// missing.
+    pub(in crate::wire) fn losses(&self) -> Option<u64> {
         match self {
-            Connection::Server(_) => 0,
+            Connection::Server(_) => Some(0),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.latest_to_a_master(),
+            Connection::Cluster(client) => client.losses(),
         }
     }
 

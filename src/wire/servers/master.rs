@@ -1,5 +1,6 @@
 //! [`Master`]: one master of a cluster, and the connection to it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
-use super::connecting::{Connecting, latest_attempt};
+use super::connecting::Connecting;
 use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
 
@@ -20,6 +21,8 @@ pub(super) struct Master {
     pub(super) address: String,
     current: Mutex<Option<Live>>,
     connecting: Connecting,
+    /// How many connections were given up.
+    losses: AtomicU64,
 }
 
 #[derive(Clone, Debug)]
@@ -31,7 +34,8 @@ pub(super) struct Live {
 impl Master {
     pub(super) fn new(info: ConnectionInfo) -> Master {
         let address = info.addr().to_string();
-        Master { info, address, current: Mutex::default(), connecting: Connecting::default() }
+        let (connecting, losses) = (Connecting::default(), AtomicU64::new(0));
+        Master { info, address, current: Mutex::default(), connecting, losses }
     }
 
     pub(super) fn current(&self) -> Option<Live> {
@@ -42,7 +46,12 @@ impl Master {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|live| live.number == number) {
             *current = None;
+            self.losses.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    pub(super) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
     }
 
     /// Returns the connection. If there is none, one is made on the client's runtime: it is of use
@@ -55,7 +64,7 @@ impl Master {
         if let Some(live) = self.current() {
             return Ok(live);
         }
-        let (this, seen) = (Arc::clone(self), latest_attempt());
+        let (this, seen) = (Arc::clone(self), self.connecting.latest());
         let (name, driver) = (name.map(str::to_owned), runtime.clone());
         let connecting = runtime.spawn(async move {
             let attempt = |number| this.connect(number, name, limit, &driver);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::super::error_replies::{is_broken, is_demoted, too_slow};
 use super::super::request::{Batch, PreparedCall, Slot};
 use super::batcher::Batcher;
-use super::connecting::{Connecting, latest_attempt};
+use super::connecting::Connecting;
 use super::first_reply::first_reply;
 use super::master::Master;
 use super::seeds::{Seeds, ask_slots, at_address};
@@ -252,10 +252,10 @@ impl Masters {
         replies
     }
 
-    /// The number of the newest connection to a master; 0 without one.
-    pub(super) fn latest(&self) -> u64 {
-        let live = |master: &Arc<Master>| master.current().map(|live| live.number);
-        self.table(|table| table.masters.values().filter_map(live).max()).unwrap_or(0)
+    /// How many connections to masters were given up, if there is one to each.
+    pub(super) fn losses(&self) -> Option<u64> {
+        let of = |master: &Arc<Master>| master.current().map(|_| master.losses());
+        self.table(|table| table.masters.values().map(of).sum())
     }
 
     /// Tries one master after the other, those first that are connected.
@@ -339,7 +339,7 @@ impl Masters {
     /// On the client's runtime: a caller that is not polled must not keep the turn, since all
     /// others would wait for it, and no failover would be followed.
     async fn learn(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
-        let (seen, lessons) = (latest_attempt(), self.lessons.load(Ordering::SeqCst));
+        let (seen, lessons) = (self.learning.latest(), self.lessons.load(Ordering::SeqCst));
         let (this, without) = (Arc::clone(self), without.map(str::to_owned));
         let learning = self.runtime.spawn(async move {
             let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());

@@ -28,7 +28,7 @@ mod sentinel;
 mod slot_table;
 mod transport;
 
-pub(super) use connecting::{Connecting, latest_attempt};
+pub(super) use connecting::Connecting;
 pub(super) use connection::Connection;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(super) use refused_connection::EXPLAINING;
