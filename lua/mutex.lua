@@ -49,7 +49,7 @@
 --   purpose       quorum: repair: a lease that other nodes hold; nested; default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
---                 lock, for the newest 20,000 attempts)
+--                 lock, for the newest 19,000 attempts)
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
 --   only_from     with force, up to 256 bytes: an attempt; only if it holds the lock
 --
@@ -58,7 +58,7 @@
 --            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
---   renew    time           held for ttl_ms from now
+--   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another attempt's
 --   release  1              released, or revoked: granted to the next waiter, or free
 --            0              the attempt held nothing. A second delivery changes nothing
@@ -216,8 +216,10 @@ elseif verb == 'release' then
 elseif verb == 'renew' then
   clock = redis.call('TIME')
   for i = 1, n do
-    if redis.pcall('GET', KEYS[i]) == ARGV[1 + i] then
-      redis.call('PEXPIRE', KEYS[i], ttl_ms)
+    local pttl = redis.pcall('GET', KEYS[i]) == ARGV[1 + i] and redis.pcall('PTTL', KEYS[i])
+    -- A renewal never shortens a lease: it may arrive late, after one that was for longer.
+    if type(pttl) == 'number'
+      and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', KEYS[i], ttl_ms) == 1) then
       answers[i] = clock[1] * 1000000 + clock[2]
     else
       left = left or {}
@@ -242,6 +244,8 @@ end
 local function to_answer(ok, answer)
   if ok and not (type(answer) == 'table' and answer.err) then return answer end
   answer = type(answer) == 'table' and answer.err or tostring(answer)
+  -- The queue has lost its last entry in this call, and cannot be created anew: see unless_emptied.
+  if string.find(answer, 'non local key', 1, true) then return 'TRYAGAIN its slot moves' end
   return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
 end
 
@@ -407,7 +411,7 @@ local function accept(fence, first, again, call)
 end
 
 -- What an attempt is answered that cannot have the lock now; if it claims, it is queued. Else nil,
--- and the holder (false: the lock is free).
+-- the holder (false: the lock is free), and for how long.
 local function refuse(lock, queue, attempt, queued_at, proposal, call)
   if not is_attempt(attempt) or queued_at ~= '' and not up_to(2^52 - 1, queued_at)
     or proposal ~= '' and not up_to(call.time + 86400000000, proposal) then
@@ -425,7 +429,7 @@ local function refuse(lock, queue, attempt, queued_at, proposal, call)
   if not holder then return nil, false end
   local pttl = redis.call('PTTL', lock)
   if pttl == -1 then return -3 end
-  if holder == attempt then return nil, holder end
+  if holder == attempt then return nil, holder, pttl end
   if waiter then enqueue(queue, attempt, waiter, queued_at ~= '' and queued_at, scores, call) end
   return {pttl, call.time}
 end
@@ -433,7 +437,7 @@ end
 -- Acquires a lock that is free, or that the attempt has: then this is a second delivery, or a poll
 -- that finds what a release granted. Returns the answer, and whether the lock is granted anew.
 local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
-  local refusal, holder = refuse(lock, queue, attempt, queued_at, proposal, call)
+  local refusal, holder, pttl = refuse(lock, queue, attempt, queued_at, proposal, call)
   if refusal then return refusal end
   local token, state, detail
   if not holder then
@@ -467,7 +471,7 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
     node[4] = call.ttl_ms
   end
   if holder then
-    redis.call('PEXPIRE', lock, call.ttl_ms)
+    if pttl < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
     return token
   end
   redis.call('SET', lock, attempt, 'PX', call.ttl_ms)
@@ -532,14 +536,20 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
     -- If this is refused, as on a full server, the counter stays where it is.
     if spare > 0 and spare < call.count then redis.pcall('DECRBY', fence, spare) end
   end
-  if grant_next(lock, queue, fence, attempt, call) ~= 'granted' then redis.call('DEL', lock) end
+  local ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
+  if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
+  -- A dead waiter may have the lock for its claim: then the former hold is over all the same.
+  if not ok and redis.call('GET', lock) == holder then error(state) end
   return answer
 end
 
--- A renewal of a lock that another attempt holds, or none.
-local function refuse_renewal(lock, attempt)
+-- A renewal that did not find its own attempt, or was refused.
+local function renew(lock, attempt, call)
   if not is_attempt(attempt) then return -5 end
-  return unless_wrong_type(redis.pcall('GET', lock)) == nil and -2 or 0
+  local holder = unless_wrong_type(redis.pcall('GET', lock))
+  if holder ~= attempt then return holder == nil and -2 or 0 end
+  if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
+  return call.time
 end
 
 local function inspect(lock, queue, fence, call)
@@ -581,7 +591,7 @@ local function find_obstacle(lock, queue, fence, attempt, queued_at, proposal, c
 end
 
 -- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
--- of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+-- of them was dead, it looks at more. Of the marks that releases leave, 19,000 are kept.
 local function clean(queue, size, call)
   local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000
   local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
@@ -638,7 +648,7 @@ for order = 1, is_blocked and 0 or #left do
       revoke_from, call)
     if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
-    ok, answer = pcall(refuse_renewal, lock, attempt)
+    ok, answer = pcall(renew, lock, attempt, call)
   else
     ok, answer = pcall(inspect, lock, queue, fence, call)
   end

@@ -62,7 +62,7 @@
 --                 that other nodes hold); default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
---                 lock, for the newest 20,000 attempts)
+--                 lock, for the newest 19,000 attempts)
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
 --
@@ -259,9 +259,13 @@ elseif verb == 'renew' then
     local held = redis.pcall('HMGET', lock, owner, ':' .. ARGV[1 + i], 'mode')
     if held[1] and held[2] and string.byte(owner) ~= 58 and owner ~= 'mode'
       and string.find(held[3] or '', '^reentrant %d+$') and string.sub(held[3], 11) + 0 < 2^53 then
-      if redis.call('PTTL', lock) < ttl_ms + 0 then redis.call('PEXPIRE', lock, ttl_ms) end
-      answers[i] = clock[1] * 1000000 + clock[2]
-    else
+      local pttl = redis.pcall('PTTL', lock)
+      if type(pttl) == 'number'
+        and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', lock, ttl_ms) == 1) then
+        answers[i] = clock[1] * 1000000 + clock[2]
+      end
+    end
+    if not answers[i] then
       left = left or {}
       left[#left + 1] = i
     end
@@ -280,6 +284,8 @@ if not left then return answers end
 local function to_answer(ok, answer)
   if ok and not (type(answer) == 'table' and answer.err) then return answer end
   answer = type(answer) == 'table' and answer.err or tostring(answer)
+  -- The queue has lost its last entry in this call, and cannot be created anew: see unless_emptied.
+  if string.find(answer, 'non local key', 1, true) then return 'TRYAGAIN its slot moves' end
   return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
 end
 
@@ -716,18 +722,26 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     end
   end
   call.work = call.work + #fields -- count_revoked has read as many
-  if grant_next(lock, queue, fence, fields, attempt, call) ~= 'granted' then
-    redis.call('DEL', lock)
+  local hold = fields[1]
+  for _, field in ipairs(fields) do
+    if string.byte(field) == 58 then hold = field end
   end
+  local ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
+  if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
+  -- A dead waiter may have the lock for its claim: then the former hold is over all the same.
+  if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end
   return answer
 end
 
--- A renewal of a lock that another owner holds, or none.
-local function refuse_renewal(lock, attempt, owner)
+-- A renewal that did not find its own hold, or was refused.
+local function renew(lock, attempt, owner, call)
   if not is_attempt(attempt) or not is_owner(owner) then return -5 end
-  local held = unless_wrong_type(redis.pcall('HMGET', lock, 'mode')) -- an error without that right
+  local held = unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
   if not held then return -2 end
-  return redis.call('EXISTS', lock) == 1 and not token_of(lock, held[1]) and -2 or 0
+  if not token_of(lock, held[3]) then return redis.call('EXISTS', lock) == 1 and -2 or 0 end
+  if not (held[1] and held[2]) then return 0 end
+  if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
+  return call.time
 end
 
 local function inspect(lock, queue, fence, call)
@@ -780,7 +794,7 @@ local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, prop
 end
 
 -- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
--- of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+-- of them was dead, it looks at more. Of the marks that releases leave, 19,000 are kept.
 local function clean(queue, size, call)
   local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000
   local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
@@ -838,7 +852,7 @@ for order = 1, is_blocked and 0 or #left do
       remembers, revoke_from, call)
     if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
-    ok, answer = pcall(refuse_renewal, lock, attempt, owner)
+    ok, answer = pcall(renew, lock, attempt, owner, call)
   else
     ok, answer = pcall(inspect, lock, queue, fence, call)
   end

@@ -3,7 +3,7 @@
 -- Many owners read, or one writes. Readers and writers that find the lock in use may queue: a
 -- release grants it to the next of them, and notifies these. Each lock has three keys:
 --
---   lock     lock:backup              hash; its TTL ends with the last hold. The only hold is
+--   lock     lock:backup              hash; its TTL outlasts every hold. The only hold is
 --                                       mode    sole read <owner> <attempt>, or
 --                                               sole write <owner> <attempt>
 --                                     and ends with the key. Once there was another one:
@@ -85,7 +85,7 @@
 --                 that other nodes hold); default: a new lease
 --   run           with the key node: the run id of this server, which must have been admitted
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
---                 lock, for the newest 20,000 attempts)
+--                 lock, for the newest 19,000 attempts)
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
 --                 new for the call; implies remember
 --   only_from     with force, an owner: revoke only its holds
@@ -398,6 +398,8 @@ if not left[1] then return answers end
 local function to_answer(ok, answer)
   if ok and not (type(answer) == 'table' and answer.err) then return answer end
   answer = type(answer) == 'table' and answer.err or tostring(answer)
+  -- The queue has lost its last entry in this call, and cannot be created anew: see unless_emptied.
+  if string.find(answer, 'non local key', 1, true) then return 'TRYAGAIN its slot moves' end
   return string.match(answer, '%u%u%u+ [^\r\n]*') or 'ERR ' .. answer
 end
 
@@ -511,7 +513,7 @@ local function is_alive(queue, attempt, place, claim_ms, time)
 end
 
 -- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
--- of them was dead, it looks at more. Of the marks that releases leave, 20,000 are kept.
+-- of them was dead, it looks at more. Of the marks that releases leave, 19,000 are kept.
 local function clean(queue, size, call)
   local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000
   local are_many = redis.call('ZCOUNT', queue, 2^52, last_mark) > 20000
@@ -698,6 +700,7 @@ local function other_reader(lock, call)
   call.work = call.work + #sample / 2
   local expired, latest, readers = {}, nil, 0
   for i = 1, #sample, 2 do
+    call.work = call.work + #sample[i + 1] / 64
     if string.sub(sample[i], 1, 5) == 'read:' then
       local ends = unexpired(sample[i + 1], call.now)
       if not ends then
@@ -936,6 +939,7 @@ local function select_readers(lock, entries, call)
       if not hold then
         local field = redis.call('HGET', lock.key, 'read:' .. owner)
         local ends, attempts = unexpired(field, call.now)
+        call.work = call.work + #(field or '') / 64
         hold = {ends = ends or 0, attempts = attempts, is_new = not field}
         hold.count = count_attempts(attempts)
         holds[owner] = hold
@@ -1002,7 +1006,7 @@ local function admit_readers(lock, latest, call)
     lock.batches = lock.batches + 1
     lock.is_unfinished = lock.is_unfinished or lock.batches > 2
     if lock.batches > 2 then return false end
-    call.work = call.work + 2 * #entries
+    call.work = call.work + 10 + 2 * #entries
     local channels, longest = select_readers(lock, entries, call)
     local pttl, token = lock.pttl, nil
     if next(channels) then
@@ -1034,6 +1038,7 @@ local function admit_writer(lock, reader, call)
       reserved = writer.tokens
     end
     if not token then return false end
+    call.work = call.work + 10
     local pttl, ends = lock.pttl, call.now + writer.claim_ms
     reserve(lock, ends, call)
     redis.call('HDEL', lock.key, 'upgrade')

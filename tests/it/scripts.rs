@@ -4,6 +4,7 @@ mod archive;
 mod client;
 #[cfg(target_os = "linux")]
 mod full_server;
+mod half_refused;
 mod memory;
 mod missing_rights;
 mod paused;

@@ -19,7 +19,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/acquire_round.rs",
             from: "                    nodes.accepted(token);\n",
-            to: "                    let _: fn(&Nodes, u64) = Nodes::accepted;\n",
+            to: "                    let _: fn(&crate::wire::Nodes, u64) = crate::wire::Nodes::accepted;\n",
         }],
         test: "quorum::tokens::quorum_first_proposal_exceeds_the_accepted_token",
     },

@@ -38,8 +38,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acquire-of-a-held-lock",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "  if holder == attempt then return nil, holder end\n",
-            to: "  if holder then return nil, holder end\n",
+            from: "  if holder == attempt then return nil, holder, pttl end\n",
+            to: "  if holder then return nil, holder, pttl end\n",
         }],
         setting: RESENT,
         rules: &["exclusion"],
@@ -65,8 +65,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "renewal-revives-a-lost-lock",
         edits: &[Edit {
             file: "lua/mutex.lua",
-            from: "    if redis.pcall('GET', KEYS[i]) == ARGV[1 + i] then\n      redis.call('PEXPIRE', KEYS[i], ttl_ms)\n",
-            to: "    if true then\n      redis.call('SET', KEYS[i], ARGV[1 + i], 'PX', ttl_ms)\n",
+            from: "    local pttl = redis.pcall('GET', KEYS[i]) == ARGV[1 + i] and redis.pcall('PTTL', KEYS[i])\n",
+            to: "    redis.call('SET', KEYS[i], ARGV[1 + i], 'PX', ttl_ms)\n    local pttl = redis.pcall('PTTL', KEYS[i])\n",
         }],
         setting: FORGOTTEN,
         rules: &["bounded loss", "exclusion", "release"],

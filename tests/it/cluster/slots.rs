@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis::Value;
 use redlatch::Error;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK};
+use crate::support::raw::script;
 use crate::support::{Deployment, Kind, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
 /// `release` sends the request three times within this time; then the keeper takes over.
@@ -153,4 +155,27 @@ async fn cluster_clients_progress_while_the_slot_moves() {
         assert!(turns > 5, "{turns} turns, {failures} failures");
     }
     deployment.assert_nothing_left().await;
+}
+
+/// The first release of a call deletes the lock, and the server refuses to look for it again for
+/// the second one: that passes once the slot has moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_lock_that_a_call_deletes_while_its_slot_moves_is_no_lasting_error() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let tag = tag_at(&deployment, 0).await;
+    let (lock, text) = (format!("{tag}lock"), script("mutex"));
+    let keys = ["", ":waiters", ":fence"].map(|end| format!("{lock}{end}"));
+    let [lock, waiters, fence] = keys.each_ref().map(String::as_str);
+    let single = ["EVAL", text.as_str(), "3", lock, waiters, fence];
+    let run = async |words: &[&str]| deployment.run_at::<Vec<Value>>(lock, words).await.remove(0);
+    let acquired = run(&[&single[..], &["acquire", "a", "", "", "60000", "0"]].concat()).await;
+    assert!(matches!(acquired[..], [Value::Int(1..)]), "{acquired:?}");
+    // With a mark, all three keys exist.
+    assert_eq!(run(&[&single[..], &["release", "b", "", "0", "1"]].concat()).await, [Value::Int(0)]);
+    deployment.begin_move(&tag, 1).await;
+    let both = ["EVAL", text.as_str(), "6", lock, lock, waiters, waiters, fence, fence];
+    let answers = run(&[&both[..], &["release", "a", "b", "", "", "0"]].concat()).await;
+    let passes = |answer: &Value| matches!(answer, Value::BulkString(text) if text.starts_with(b"TRYAGAIN "));
+    assert!(answers[0] == Value::Int(1) && passes(&answers[1]), "{answers:?}");
+    deployment.end_move(&tag, 1).await;
 }

@@ -77,7 +77,7 @@ fn requests(acquire: Acquire) -> Vec<Request> {
 }
 
 /// A connection of a user that may send all commands but one.
-async fn limited(server: &Server, client: &Client, without: &str) -> Client {
+pub async fn limited(server: &Server, client: &Client, without: &str) -> Client {
     let without = format!("-{without}");
     let words = ["ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", &without];
     client.run::<()>(&words).await;
@@ -248,7 +248,7 @@ async fn refused_note_of_the_node_grants_none_of_several_locks() {
 }
 
 /// Two locks in one call: their keys, and what they have in common.
-const PAIR: [&str; 6] = ["k1", "k2", "{k1}:waiters", "{k2}:waiters", "{k1}:fence", "{k2}:fence"];
+pub const PAIR: [&str; 6] = ["k1", "k2", "{k1}:waiters", "{k2}:waiters", "{k1}:fence", "{k2}:fence"];
 
 /// Copies the states of two locks, of which the names are given, over the keys of the pair.
 const COPY: &str = "
@@ -275,7 +275,7 @@ const LOOK: &str = "
     return {contents, bare, held}";
 
 /// The arguments of one call for two locks, from requests for one each.
-fn joined(first: &Request, second: &Request) -> Vec<String> {
+pub fn joined(first: &Request, second: &Request) -> Vec<String> {
     let (one, other) = (first.arguments(), second.arguments());
     let words = first.verb.words.len();
     let mut arguments = vec![one[0].clone()];

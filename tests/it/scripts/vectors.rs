@@ -15,6 +15,26 @@ use crate::support::Server;
 /// Why no vector reaches these lines of these scripts.
 const UNREACHED: &[(&str, &[&str], &[&str])] = &[
     (
+        "only while a slot moves: cluster::slots",
+        &["mutex", "reentrant", "rwlock"],
+        &["if string.find(answer, 'non local key', 1, true) then return 'TRYAGAIN its slot moves' end"],
+    ),
+    (
+        "only a user without a right comes here: half_refused.rs",
+        &["mutex"],
+        &["if not ok and redis.call('GET', lock) == holder then error(state) end"],
+    ),
+    (
+        "only a user without a right comes here: half_refused.rs",
+        &["reentrant"],
+        &["if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end"],
+    ),
+    (
+        "only a user without a right comes here: half_refused.rs",
+        &["mutex", "reentrant"],
+        &["if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end"],
+    ),
+    (
         "only a user without a right comes here: missing_rights.rs",
         &["mutex", "reentrant"],
         &[
