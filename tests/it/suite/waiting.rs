@@ -115,7 +115,7 @@ pub async fn release_grants_at_once_to_waiter(setup: Setup) {
             async move { other.lock().await }
         });
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
-        setup.deployment.pauses_have_grown().await;
+        setup.pauses_have_grown().await;
         let start = Stopwatch::start();
         guard.release().await.unwrap();
         let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();

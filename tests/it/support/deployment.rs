@@ -223,13 +223,6 @@ impl Deployment {
         sum
     }
 
-    /// Waits until the only waiter of all clients has polled three times. Its next pause takes two
-    /// seconds: until then, it acquires only if it is notified.
-    pub async fn pauses_have_grown(&self) {
-        let polled = self.scripts_run().await + 3 * self.topology.nodes() as u64;
-        eventually("the waiter's pauses grow", || async { self.scripts_run().await >= polled }).await;
-    }
-
     /// The number of messages published. A script publishes on the server that runs it.
     pub async fn published(&self) -> u64 {
         let mut sum = 0;

@@ -154,6 +154,14 @@ impl Setup {
         super::queued(async || self.deployment.run_at(&queue, &count).await, work).await
     }
 
+    /// Waits until the only waiter of all clients has polled three times. Its next pause takes two
+    /// seconds: until then, it acquires only if it is notified.
+    pub async fn pauses_have_grown(&self) {
+        let polled = self.deployment.scripts_run().await + 3 * self.topology().nodes() as u64;
+        eventually("the waiter's pauses grow", || async { self.deployment.scripts_run().await >= polled })
+            .await;
+    }
+
     /// Fails unless a majority of the nodes has published a message since then, if waiters are
     /// notified. The waiting time proves no notification: a waiter that is not notified polls.
     pub async fn assert_notified(&self, published_before: u64) {
