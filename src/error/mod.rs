@@ -39,6 +39,10 @@ pub enum Error {
         context: Context,
         /// The limit that the caller set.
         limit: Duration,
+        /// The task, or the thread outside of tasks, held the lock itself: a nested call without
+        /// the owner of the outer one, or a mutex that was locked twice. It is looked for among
+        /// 10,000 leases of the client at most.
+        holds_itself: bool,
     },
     /// The lease ended while its guard was held, or before its grant arrived: another client may
     /// hold the lock by now. Transient if the operation was [`Operation::Acquire`].

@@ -71,7 +71,14 @@ struct Reason<'a>(&'a Error);
 impl fmt::Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Error::TimedOut { limit, .. } => write!(f, "the lock was not free within {limit:?}"),
+            Error::TimedOut { limit, holds_itself: false, .. } => {
+                write!(f, "the lock was not free within {limit:?}")
+            }
+            Error::TimedOut { limit, holds_itself: true, .. } => write!(
+                f,
+                "the lock was not free within {limit:?}: the task that waits holds it; \
+                 a nested call needs the owner of the outer one"
+            ),
             Error::Lost { .. } => f.write_str("the lease was lost; another client may hold the lock"),
             Error::Released { .. } => {
                 f.write_str("the guard was released or leaked while work ran under its lease")

@@ -30,6 +30,10 @@ const CONTENTION_PAUSE: Duration = Duration::from_millis(5);
 /// a time.
 const MAX_RETRIES: u32 = 2;
 
+/// When a task that waits is warned if it waits for itself: after more than a second.
+const WAIT_BEFORE_A_WARNING: Duration = Duration::from_secs(1);
+const POLLS_BEFORE_A_WARNING: u32 = 4;
+
 /// A server rounds what is left of a TTL.
 const TTL_ROUNDING: Duration = Duration::from_millis(1);
 
@@ -51,7 +55,7 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<OwnedLea
 pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> Result<OwnedLease, Error> {
     if let Some(limit @ Duration::ZERO) = limit {
         let granted = try_acquire(request).await?;
-        return granted.ok_or_else(|| Error::TimedOut { context: request.context(), limit });
+        return granted.ok_or_else(|| request.timed_out(limit));
     }
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     let waiting = async {
@@ -113,7 +117,7 @@ impl Progress {
         let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
         match self.replica_failure.take().or_else(outage) {
             Some(failure) => request.error(failure.with_effect_if(may_have_run)),
-            None => Error::TimedOut { context: request.context(), limit },
+            None => request.timed_out(limit),
         }
     }
 }
@@ -244,6 +248,9 @@ impl Wait<'_> {
         self.announce_holder(ends).await;
         self.progress.wait.begin(&self.request.name, self.request.kind.name);
         self.waiter.polls += 1;
+        if self.waiter.polls == POLLS_BEFORE_A_WARNING {
+            self.request.warn_of_waiting_for_itself();
+        }
         Some((free_in + Duration::from_millis(1)).min(self.waiter.pause(self.waiter.polls)))
     }
 
@@ -307,6 +314,9 @@ async fn wait_in_local_queue(
     tokio::pin!(front);
     let outage_deadline = OutageDeadline::new(request);
     let (mut is_held, mut waits) = (may_enter, false);
+    let warning = sleep(WAIT_BEFORE_A_WARNING);
+    tokio::pin!(warning);
+    let mut has_warned = false;
     loop {
         let mut has_failed = false;
         if is_held {
@@ -335,6 +345,12 @@ async fn wait_in_local_queue(
             // No event follows before the lock changes hands.
             () = sleep(FIRST_POLL), if has_failed => {
                 outage_deadline.check()?;
+                continue;
+            }
+            () = warning.as_mut(), if !has_warned => {
+                has_warned = true;
+                request.warn_of_waiting_for_itself();
+                is_held = false;
                 continue;
             }
         };

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::attempt::{Attempt, QueueEntry};
+use super::caller::Caller;
 use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
 use super::schedule::{Abandoned, Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
@@ -22,6 +23,9 @@ use crate::wire::Nodes;
 /// How many batches with releases are in flight at a time. They may wait for a node that hangs, and
 /// very many releases may be pending.
 const MAX_RELEASING: usize = 64;
+
+/// How many leases are looked at for one that the caller holds itself.
+const MAX_LOOKED_AT: usize = 10_000;
 
 /// How soon a lease is renewed that not all nodes granted.
 const FIRST_REPAIR: Duration = Duration::from_millis(100);
@@ -202,6 +206,13 @@ impl Keeper {
     /// Poisoning does not matter: nothing under this lock panics.
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this task or thread holds the lock, as far as few enough leases are held to look.
+    pub(super) fn is_held_by_caller(&self, name: &Name) -> bool {
+        let (caller, schedule) = (Caller::current(), self.schedule());
+        let mut holds = schedule.holds.iter().take(MAX_LOOKED_AT).map(|(_, (lease, _))| lease);
+        holds.any(|lease| lease.is_of(caller) && lease.name() == name)
     }
 
     /// How many leases, open calls and pending releases there are.

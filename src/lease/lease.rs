@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::attempt::Attempt;
+use super::caller::Caller;
 use super::kind::Kind;
 use super::schedule_entry::ScheduleEntry;
 use super::validity::Deadline;
@@ -53,6 +54,7 @@ pub struct Lease(Arc<LeaseInner>);
 
 struct LeaseInner {
     attempt: Arc<Attempt>,
+    caller: Caller,
     entry: ScheduleEntry,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
@@ -82,6 +84,7 @@ impl Lease {
         let [is_reported, is_measured, is_renewing] = [false; 3].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
+            caller: Caller::current(),
             entry,
             token,
             counts_from,
@@ -307,6 +310,11 @@ impl Lease {
     fn longest_until(&self) -> Option<Moment> {
         let attempt = &self.0.attempt;
         attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted_span(longest))
+    }
+
+    /// Whether this task or thread was granted it.
+    pub(super) fn is_of(&self, caller: Caller) -> bool {
+        self.0.caller == caller
     }
 
     /// Whether both are the same lease, not only of the same lock.

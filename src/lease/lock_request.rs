@@ -13,7 +13,7 @@ use crate::inspection::Holder;
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::traces::Acquiring;
+use crate::traces::{Acquiring, event};
 use crate::wire::{Failure, Vote, WaitFor};
 
 /// A name, with the client and the options to lock it with.
@@ -113,6 +113,20 @@ impl LockRequest {
     /// The error for the caller.
     pub(super) fn error(&self, failure: Failure) -> Error {
         self.client.error(failure, self.context())
+    }
+
+    /// The limit of the call has elapsed.
+    pub(super) fn timed_out(&self, limit: Duration) -> Error {
+        let holds_itself = self.client.keeper.is_held_by_caller(&self.name);
+        Error::TimedOut { context: self.context(), limit, holds_itself }
+    }
+
+    /// Says so if the lock is waited for by the task that holds it.
+    pub(super) fn warn_of_waiting_for_itself(&self) {
+        if self.client.keeper.is_held_by_caller(&self.name) {
+            event!(warn, lock = %self.name, kind = self.kind.name,
+                "a task waits for a lock that it holds itself: a nested call needs the owner of the outer one");
+        }
     }
 
     pub(super) fn lost(&self) -> Error {

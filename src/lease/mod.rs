@@ -6,6 +6,7 @@ mod acquire;
 mod acquire_round;
 mod attempt;
 mod attempt_guard;
+mod caller;
 mod client;
 mod close;
 mod connection_watch;

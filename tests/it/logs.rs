@@ -297,3 +297,59 @@ async fn traces_have_no_complete_owner() {
     let whole = owner.to_string();
     assert!(logged.iter().all(|event| !event.contains(&whole)), "{logged:#?}");
 }
+
+/// A task waits for a lock that it holds itself: it says so once, at the front of its client's
+/// queue and behind another task, and so does the error. A task that waits for another one says
+/// nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_waits_for_itself_is_warned_once() {
+    listen();
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let warnings = |name: &str| {
+        let events = logged_with(name).into_iter();
+        events.filter(|event| event.starts_with("WARN a task waits for a lock that it holds itself")).count()
+    };
+    for name in ["self-front", "self-behind"] {
+        let mutex = locks.mutex(name).unwrap();
+        let reentrant = locks.reentrant(format!("{name}-reentrant")).unwrap();
+        let guards = (mutex.lock().await.unwrap(), reentrant.lock().await.unwrap());
+        let others: Vec<_> = [name.to_owned(), format!("{name}-reentrant")]
+            .into_iter()
+            .filter(|_| name == "self-behind")
+            .map(|name| {
+                let lock = locks.mutex(&name).unwrap();
+                let other = locks.reentrant(&name).unwrap();
+                tokio::spawn(async move {
+                    if name.ends_with("reentrant") {
+                        drop(other.lock().await)
+                    } else {
+                        drop(lock.lock().await)
+                    }
+                })
+            })
+            .collect();
+        for lock in [mutex.name().key(), reentrant.name().key()].into_iter().filter(|_| !others.is_empty()) {
+            let queue = format!("{{{lock}}}:waiters");
+            eventually("another task is in front", || async { server.waiters(&queue).await == 1 }).await;
+        }
+        let limit = Duration::from_millis(2_500);
+        let outcomes = tokio::join!(mutex.lock_timeout(limit), reentrant.lock_timeout(limit));
+        for error in [outcomes.0.unwrap_err(), outcomes.1.unwrap_err()] {
+            assert!(matches!(error, Error::TimedOut { holds_itself: true, .. }), "{error:?}");
+            assert!(error.to_string().contains("the task that waits holds it"), "{error}");
+        }
+        assert_eq!(warnings(&format!("lock={name} ")), 1, "{:?}", logged_with(name));
+        assert_eq!(warnings(&format!("lock={name}-reentrant ")), 1, "{:?}", logged_with(name));
+        let elsewhere = mutex.clone();
+        let waiting = tokio::spawn(async move { elsewhere.lock_timeout(Duration::from_millis(10)).await });
+        let error = waiting.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::TimedOut { holds_itself: false, .. }), "{error:?}");
+        guards.0.release().await.unwrap();
+        guards.1.release().await.unwrap();
+        for other in others {
+            other.await.unwrap();
+        }
+        assert_eq!(warnings(&format!("lock={name} ")), 1, "only for that task");
+    }
+}
