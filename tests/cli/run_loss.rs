@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 
 use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
-use crate::support::{Server, eventually};
+use crate::support::{Server, Stopwatch, eventually};
 
 /// Prints its process id and that of a process of its group; reports TERM.
 const STUBBORN: &str = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
@@ -60,6 +60,25 @@ async fn revoked_lock_ends_the_command() {
     assert!(ended.stderr.contains("revoked"), "{ended:?}");
     ends(command).await;
     ends(grandchild).await;
+}
+
+/// A minute of the lease is left, as far as `run` knew: the grace counts from TERM all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_lock_leaves_a_command_the_grace_and_no_more() {
+    let server = Server::start().await;
+    let words = ["run", "--ttl", "60s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let mut running = RunningProgram::start(on(&server, &words));
+    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
+    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+    // Once it is connected again, it asks; a renewal would be due after twenty seconds.
+    server.kill_connections().await;
+    assert_eq!(running.line().await, "term");
+    let start = Stopwatch::start();
+    let ended = running.end().await;
+    assert_eq!(ended.code, 75, "{ended:?}");
+    ends(command).await;
+    ends(grandchild).await;
+    assert!(start.undisturbed() < Duration::from_secs(8), "{start:?}");
 }
 
 /// The leader ends at once, without the processes that it has started.
