@@ -3,6 +3,7 @@
 
 mod build;
 mod client_test_mutants;
+mod finding_mutants;
 mod quorum_test_mutants;
 mod table;
 mod test_mutants;
@@ -18,6 +19,7 @@ use crate::plan::topology_name;
 use crate::support::Topology;
 use build::Tree;
 use client_test_mutants::CLIENT_TEST_MUTANTS;
+use finding_mutants::FINDING_MUTANTS;
 use quorum_test_mutants::QUORUM_TEST_MUTANTS;
 pub use table::MUTANTS;
 use test_mutants::TEST_MUTANTS;

@@ -216,11 +216,11 @@ impl Batcher {
         reply.map(|value| TimedReply { value, sent })
     }
 
-    /// Fails if the connection was closed or the server is silent.
-    pub(super) async fn check(&self) -> Result<(), RedisError> {
+    /// Fails if the connection was closed, or the server is silent for `limit`.
+    pub(super) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
         let asking = pin!(self.query(&ping, UNLIMITED));
-        let reply = self.shared.last_reply.unless_silent(self.limit, asking).await;
+        let reply = self.shared.last_reply.unless_silent(limit, asking).await;
         match reply.unwrap_or_else(|| Err(too_slow())) {
             Err(error) if is_broken(&error) => Err(error),
             _answered => Ok(()),

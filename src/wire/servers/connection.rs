@@ -106,11 +106,11 @@ impl Connection {
         }
     }
 
-    /// Fails if the connection is of no further use. One to a cluster replaces what is broken of it
+    /// Fails if the connection is closed, or silent for `limit`. One to a cluster replaces what is broken of it
     /// by itself.
     pub(in crate::wire) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         match self {
-            Connection::Server(batcher) => batcher.check().await,
+            Connection::Server(batcher) => batcher.check(limit).await,
             #[cfg(feature = "cluster")]
             Connection::Cluster(client) => {
                 let ping = redis::cmd("PING");

@@ -4,7 +4,7 @@
 use super::{Edit, TestMutant};
 
 /// An edit of a text that occurs once.
-const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
+pub(super) const fn edit(file: &'static str, from: &'static str, to: &'static str) -> Edit {
     Edit { file, from, to }
 }
 

@@ -15,7 +15,7 @@ use Answer::{Busy, Final};
 async fn release_that_passed_the_lock_on_is_no_error() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
-    let channel = format!("wake:{:032x}", 7); // nobody listens
+    let channel = format!("wake:{:032x}", 7); // without a subscriber
     for kind in ["mutex", "reentrant"] {
         for (without, force) in [("del", false), ("del", true), ("zscore", false)] {
             client.flush().await;

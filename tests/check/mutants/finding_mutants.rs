@@ -1,0 +1,85 @@
+//! Mistakes that were made once: of the scripts with missing rights and late requests, and of the
+//! client when a connection breaks or a task waits for itself.
+
+use super::client_test_mutants::edit;
+use super::{Edit, TestMutant};
+
+pub const FINDING_MUTANTS: &[TestMutant] = &[
+    TestMutant {
+        name: "new-connection-asks-nothing",
+        edits: &[edit(
+            "src/lease/connection_watch.rs",
+            "                self.ask_about_all();\n",
+            "                let _: fn(&Keeper) = Keeper::ask_about_all;\n",
+        )],
+        test: "suite::mutex_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
+    },
+    TestMutant {
+        name: "never-renewed-leases-not-asked-about",
+        edits: &[edit(
+            "src/lease/schedule.rs",
+            "(self.due.remove(lease) || is_never_due)",
+            "self.due.remove(lease)",
+        )],
+        test: "suite::write_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
+    },
+    TestMutant {
+        name: "waiting-for-itself-is-silent",
+        edits: &[edit(
+            "src/lease/lock_request.rs",
+            "        if self.client.keeper.is_held_by_caller(&self.name) {\n            event!",
+            "        if self.client.keeper.is_held_by_caller(&self.name) && self.owner.is_some() {\n            event!",
+        )],
+        test: "logs::a_task_that_waits_for_itself_is_warned_once",
+    },
+    TestMutant {
+        name: "stalled-process-is-no-reason",
+        edits: &[edit("src/lease/lease.rs", "=> LossReason::Stalled,", "=> LossReason::NotRenewed,")],
+        test: "logs::a_process_that_did_not_run_is_the_reason_of_a_loss",
+    },
+    TestMutant {
+        name: "late-renewal-shortens-a-lease",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "      and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', KEYS[i], ttl_ms) == 1) then\n",
+            "      and redis.pcall('PEXPIRE', KEYS[i], ttl_ms) == 1 then\n",
+        )],
+        test: "scripts::vectors::vectors_get_their_answers",
+    },
+    TestMutant {
+        name: "refused-renewal-ends-the-call",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "or redis.pcall('PEXPIRE', KEYS[i], ttl_ms) == 1)",
+            "or redis.call('PEXPIRE', KEYS[i], ttl_ms) == 1)",
+        )],
+        test: "scripts::half_refused::refused_renewal_is_the_answer_of_its_lock",
+    },
+    TestMutant {
+        name: "refused-lock-keeps-its-proposal",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "      if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end\n",
+            "",
+        )],
+        test: "scripts::missing_rights::refused_lock_takes_its_proposal_back",
+    },
+    TestMutant {
+        name: "release-that-passed-the-lock-on-is-an-error",
+        edits: &[edit(
+            "lua/reentrant.lua",
+            "if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end",
+            "if not ok then error(state) end",
+        )],
+        test: "scripts::half_refused::release_that_passed_the_lock_on_is_no_error",
+    },
+    TestMutant {
+        name: "key-deleted-while-its-slot-moves-is-a-lasting-error",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "then return 'TRYAGAIN its slot moves' end",
+            "then return 'ERR its slot moves' end",
+        )],
+        test: "cluster::slots::cluster_lock_that_a_call_deletes_while_its_slot_moves_is_no_lasting_error",
+    },
+];
