@@ -24,6 +24,15 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "suite::write_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
+        name: "longest-ttl-limits-a-batch",
+        edits: &[edit(
+            "src/lease/renewal.rs",
+            "batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();",
+            "batch.renewals.iter().map(|(lease, _)| lease.options().ttl).max();",
+        )],
+        test: "lease::renewal::short_lease_outlives_a_silent_connection_beside_a_long_one",
+    },
+    TestMutant {
         name: "waiting-for-itself-is-silent",
         edits: &[edit(
             "src/lease/lock_request.rs",

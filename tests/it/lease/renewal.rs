@@ -7,18 +7,20 @@ use redlatch::Locks;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{AnyGuard, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, soon, ttl};
+use crate::support::{
+    AnyGuard, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, renewed_by, soon, ttl,
+};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 const LEASES: usize = 10_000;
 
-async fn ten_thousand_leases(kind: Kind, locks: &Locks) -> Vec<AnyGuard> {
+async fn ten_thousand_leases(kind: Kind, locks: &Locks, prefix: &str) -> Vec<AnyGuard> {
     let mut guards = Vec::with_capacity(LEASES);
     for hundred in 0..LEASES / 100 {
         let mut round = tokio::task::JoinSet::new();
         for one in 0..100 {
-            let lock = kind.lock(locks, &format!("many-{hundred}-{one}"));
+            let lock = kind.lock(locks, &format!("{prefix}-{hundred}-{one}"));
             round.spawn(async move { lock.lock().await.unwrap() });
         }
         while let Some(guard) = round.join_next().await {
@@ -32,7 +34,7 @@ async fn ten_thousand_leases_are_renewed(kind: Kind) {
     let server = Server::start().await;
     // On a busy machine, renewing all of them takes seconds.
     let locks = server.locks_with(ttl(9_000)).await;
-    let guards = ten_thousand_leases(kind, &locks).await;
+    let guards = ten_thousand_leases(kind, &locks, "many").await;
     let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]).await;
     assert!(clients.lines().count() <= 2, "the client's connection and the test's:\n{clients}");
     let granted: Vec<_> = guards.iter().map(|guard| guard.lease().valid_until()).collect();
@@ -57,7 +59,7 @@ async fn ten_thousand_leases_are_renewed(kind: Kind) {
 async fn ten_thousand_leases_outlive_a_hung_server(topology: Topology, hang: Duration) {
     let deployment = Deployment::start(topology).await;
     let locks = deployment.client(ttl(9_000).node_timeout(Duration::from_secs(2))).await;
-    let guards = ten_thousand_leases(Kind::Mutex, &locks).await;
+    let guards = ten_thousand_leases(Kind::Mutex, &locks, "many").await;
     let (hung, others) = deployment.masters().split_first().unwrap();
     let mut held = Vec::new();
     for server in others {
@@ -103,13 +105,16 @@ async fn reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mute
     let mut times = Vec::new();
     for kind in [Kind::Mutex, Kind::Reentrant] {
         let locks = server.locks_with(ttl(6_000)).await;
-        let guards = ten_thousand_leases(kind, &locks).await;
+        let guards = ten_thousand_leases(kind, &locks, "many").await;
+        // Not due meanwhile: a search among all leases would look at each of them.
+        let others = ten_thousand_leases(kind, &locks.with_options(ttl(600_000)).unwrap(), "others").await;
         let start = Stopwatch::start();
         server.run::<()>(&["FLUSHALL"]).await;
         for guard in &guards {
             soon("the lease is lost", guard.lease().lost()).await;
         }
         times.push(start.stop());
+        drop(others);
     }
     // Both take a third of a TTL, since no renewal comes before.
     println!("lost within {times:?}");
@@ -209,4 +214,27 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
     assert!(lost <= ROUNDS / 2, "{lost} of {ROUNDS} were lost");
     drop((lock, locks));
     proxy.outlive_clients().await;
+}
+
+/// A batch has a lease of each TTL, and its connection is silent: it must be given up in time for
+/// the shorter one.
+#[tokio::test(flavor = "multi_thread")]
+async fn short_lease_outlives_a_silent_connection_beside_a_long_one() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let locks = Locks::builder().server(proxy.url()).options(ttl(7_200)).connect().await.unwrap();
+    let long = locks.mutex("long").unwrap().lock().await.unwrap();
+    // From then on, both are due at the same time.
+    sleep(Duration::from_millis(1_600)).await;
+    let brief = locks.with_options(ttl(2_400)).unwrap();
+    let short = brief.mutex("short").unwrap().lock().await.unwrap();
+    proxy.hold_requests(true);
+    renewed_by(short.lease(), Duration::from_secs(4)).await;
+    renewed_by(long.lease(), Duration::from_secs(2)).await;
+    proxy.hold_requests(false);
+    short.release().await.unwrap();
+    long.release().await.unwrap();
+    drop((brief, locks));
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
 }
