@@ -106,8 +106,8 @@ impl Connection {
         }
     }
 
-    /// Fails if the connection is closed, or silent for `limit`. One to a cluster replaces what is broken of it
-    /// by itself.
+    /// Fails if the connection is closed, or silent for `limit`. One to a cluster replaces what is
+    /// broken of it by itself.
     pub(in crate::wire) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         match self {
             Connection::Server(batcher) => batcher.check(limit).await,

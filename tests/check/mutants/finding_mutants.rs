@@ -21,7 +21,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
             "(self.due.remove(lease) || is_never_due)",
             "self.due.remove(lease)",
         )],
-        test: "suite::write_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
+        test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
         name: "longest-ttl-limits-a-batch",

@@ -222,11 +222,12 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
 async fn short_lease_outlives_a_silent_connection_beside_a_long_one() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
-    let locks = Locks::builder().server(proxy.url()).options(ttl(7_200)).connect().await.unwrap();
+    let options = ttl(7_200).node_timeout(Duration::from_secs(5));
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
     let long = locks.mutex("long").unwrap().lock().await.unwrap();
     // From then on, both are due at the same time.
     sleep(Duration::from_millis(1_600)).await;
-    let brief = locks.with_options(ttl(2_400)).unwrap();
+    let brief = locks.with_options(ttl(2_400).node_timeout(Duration::from_secs(5))).unwrap();
     let short = brief.mutex("short").unwrap().lock().await.unwrap();
     proxy.hold_requests(true);
     renewed_by(short.lease(), Duration::from_secs(4)).await;
