@@ -207,8 +207,8 @@ fn traced(name: &str, what: &str) -> Vec<String> {
 async fn acquiring_renewing_and_releasing_are_traced() {
     listen();
     let server = Server::start().await;
-    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
-    let polling = server.locks_with(ttl(600).wakeups(Wakeups::Poll)).await;
+    let (locks, other) = (server.locks_with(ttl(3_000)).await, server.locks_with(ttl(3_000)).await);
+    let polling = server.locks_with(ttl(3_000).wakeups(Wakeups::Poll)).await;
     let name = "traced-lock";
     let woken = |by: &str| traced(name, &format!("DEBUG acquired lock={name} woken=\"{by}\" waited="));
 
