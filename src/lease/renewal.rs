@@ -114,7 +114,8 @@ impl Keeper {
             LeaseState::Held => {
                 lease.entry().without.set(NodeSet::default());
                 match ttl {
-                    Some(ttl) if lease.extend(sent, ttl) && lease.options().renewal == Renewal::Never => {}
+                    // It was asked about, and keeps its end.
+                    Some(_) if lease.options().renewal == Renewal::Never && !lease.is_lost() => {}
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, &self.notify);
                         let what = (lease.name(), lease.kind().name, || lease.owner());
