@@ -54,7 +54,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
         guard.before_send();
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &attempt, &votes);
-        if tally.is_mixed(proposed) {
+        if tally.is_undecided(proposed) {
             votes.wait().await;
             tally = ReplyTally::new(nodes, &attempt, &votes);
         }

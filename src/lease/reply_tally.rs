@@ -81,7 +81,7 @@ impl ReplyTally {
     /// the same one. Several clients may hold the lock then: this client may use that token once a
     /// majority knows it.
     fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
-        let proposed = proposal.filter(|_| self.has_majority() && self.agreed().is_none())?;
+        let proposed = proposal.filter(|_| self.is_undecided(proposal))?;
         self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
     }
 
@@ -106,10 +106,17 @@ impl ReplyTally {
         Some((self.too_low.0 + PROPOSAL_STEP).max(proposal? + 1))
     }
 
+    /// Whether the nodes that have not replied yet may decide on the token: those that granted the
+    /// lock name different ones. Three nodes know 20, 20 and 30, and the first two replies are 20 and
+    /// 30: the outer hold, or the one inside it, has settled on 20.
+    pub(super) fn is_undecided(&self, proposal: Option<u64>) -> bool {
+        proposal.is_some() && self.has_majority() && self.agreed().is_none()
+    }
+
     /// Whether a majority granted the lock but did not agree on a token:
     /// - a node still has a hold that has ended elsewhere, or
     /// - a node chose a token itself when it granted the lock to its next waiter.
-    pub(super) fn is_mixed(&self, proposal: Option<u64>) -> bool {
+    fn is_mixed(&self, proposal: Option<u64>) -> bool {
         let Some(proposed) = proposal.filter(|_| self.has_majority()) else { return false };
         !self.has_accepted(proposed) && self.agreed().is_none()
     }
@@ -224,6 +231,9 @@ mod tests {
         // The outer hold: one node has its own token, the others what they have accepted.
         assert_eq!(proposing(50).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
         assert_eq!(proposing(25).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
+        // Its first two replies alone leave it undecided.
+        assert!(tally(&[40, 30], &[]).is_undecided(Some(25)));
+        assert!(!tally(&[40, 30, 30], &[]).is_undecided(Some(25)));
     }
 
     #[test]
