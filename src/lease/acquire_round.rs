@@ -82,7 +82,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
                     guard.abandon();
                     return AcquireOutcome::Expired;
                 }
-                if proposed.is_some_and(|proposed| proposed <= token) {
+                if proposed == Some(token) {
                     nodes.accepted(token);
                 }
                 let is_unanimous = tally.granted.len() == nodes.deployment.nodes;

@@ -77,12 +77,15 @@ impl ReplyTally {
         NodeSet::of(self.granted.iter().map(|(node, _)| *node))
     }
 
-    /// The largest token above the proposed one that a granting node knows, unless a majority names
-    /// the same one. Several clients may hold the lock then: this client may use that token once a
-    /// majority knows it.
-    fn known_elsewhere(&self, proposal: Option<u64>) -> Option<u64> {
-        let proposed = proposal.filter(|_| self.is_undecided(proposal))?;
-        self.granted.iter().map(|(_, token)| *token).filter(|token| *token > proposed).max()
+    /// A token above the proposed one that is to be sent to all nodes: that of a majority, or else
+    /// the largest that a granting node knows, as the token of the lock (`is_nested`). Several
+    /// clients may hold the lock then: this client may use that token once a majority knows it, and
+    /// none of them finds it too far ahead of its clock.
+    fn known_elsewhere(&self, proposal: Option<u64>, is_nested: bool) -> Option<Proposal> {
+        let proposed = proposal.filter(|_| self.has_majority())?;
+        let largest = self.granted.iter().map(|(_, token)| *token).max()?;
+        let (token, is_nested) = self.agreed().map_or((largest, true), |token| (token, is_nested));
+        Some(Proposal { token, is_nested }).filter(|known| known.token > proposed)
     }
 
     /// The token that a majority names, so that every later grant has a larger one: the proposed
@@ -107,8 +110,8 @@ impl ReplyTally {
     }
 
     /// Whether the nodes that have not replied yet may decide on the token: those that granted the
-    /// lock name different ones. Three nodes know 20, 20 and 30, and the first two replies are 20 and
-    /// 30: the outer hold, or the one inside it, has settled on 20.
+    /// lock name different ones. Three nodes know 20, 20 and 30, and the first two replies are 20
+    /// and 30: the outer hold, or the one inside it, has settled on 20.
     pub(super) fn is_undecided(&self, proposal: Option<u64>) -> bool {
         proposal.is_some() && self.has_majority() && self.agreed().is_none()
     }
@@ -168,12 +171,12 @@ impl TokenProposals {
         self.tries_left -= 1;
         let proposed = self.proposed();
         let is_nested = self.proposal.is_some_and(|proposal| proposal.is_nested);
-        let known = tally.known_elsewhere(proposed).filter(|_| !self.has_informed);
-        let next = if let Some(token) = known {
+        let known = tally.known_elsewhere(proposed, is_nested).filter(|_| !self.has_informed);
+        let next = if known.is_some() {
             // The nodes may know three different ones, each made when it granted the lock to its
             // next waiter. If they only noted the largest, the outer hold and a nested one could
             // each settle on a token that the other does not see.
-            Some(Proposal { token, is_nested: true })
+            known
         } else if tally.is_mixed(proposed) {
             tally.next_proposal(proposed).map(|token| Proposal { token, is_nested: true })
         } else if tally.may_propose_again() {
@@ -230,7 +233,10 @@ mod tests {
         assert_eq!(inner.record(&tally(&[30, 30], &[40])), ProposalOutcome::Granted(30));
         // The outer hold: one node has its own token, the others what they have accepted.
         assert_eq!(proposing(50).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
-        assert_eq!(proposing(25).record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
+        let mut late = proposing(25);
+        assert_eq!(late.record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Again);
+        assert_eq!(late.proposal, Some(Proposal { token: 30, is_nested: false }));
+        assert_eq!(late.record(&tally(&[40, 30, 30], &[])), ProposalOutcome::Granted(30));
         // Its first two replies alone leave it undecided.
         assert!(tally(&[40, 30], &[]).is_undecided(Some(25)));
         assert!(!tally(&[40, 30, 30], &[]).is_undecided(Some(25)));
