@@ -73,8 +73,8 @@ pub(super) fn unserved() -> RedisError {
     RedisError::from((CLUSTER_DOWN, "no master serves the slot"))
 }
 
-/// A node whose cluster is yet to be formed, or that was removed from one. A server that never is
-/// in a cluster says that its support is disabled.
+/// A node that no cluster has yet, or that was removed from one. A server with cluster support off
+/// says so itself.
 pub(super) fn not_in_a_cluster(address: &str) -> RedisError {
     RedisError::from((CLUSTER_DOWN, "the server knows no slots", address.to_owned()))
 }
