@@ -218,6 +218,10 @@ impl MutexGuard {
 
     /// Releases the mutex and waits until that is done.
     ///
+    /// If another task of this client has the [turn](crate::Options::local_turn), it gets the hold
+    /// without a request, and the call returns at once. It then confirms only that the lease was
+    /// valid as far as this client knows.
+    ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; the work may not have been exclusive.
     /// - [`Error::NotHeld`]: the server had ended the hold before the client noticed; the work may

@@ -110,6 +110,7 @@ pub enum RestartGuard {
 /// | `poll_cap` | 10 ms to 10 s | 2.5 s |
 /// | `node_timeout` | 10 ms to 60 s | 1 s |
 /// | `outage_limit` | up to 1 day | none |
+/// | `local_turn` | up to 10 s | 1 ms |
 /// | `grant_within` | 100 ms to 1 day | none |
 /// | `drift` | 0 to 0.5 | 0.01 |
 /// | `prefix` | up to 128 bytes | `lock:` |
@@ -154,6 +155,7 @@ pub struct Options {
     pub(crate) token_ttl: Duration,
     pub(crate) grant_within: Option<Duration>,
     pub(crate) outage_limit: Option<Duration>,
+    pub(crate) local_turn: Duration,
     replicas: u32,
     replica_timeout: Duration,
     set_fields: SetFields,
@@ -180,6 +182,7 @@ impl Default for Options {
             token_ttl: Duration::from_secs(3600),
             grant_within: None,
             outage_limit: None,
+            local_turn: Duration::from_millis(1),
             replicas: 0,
             replica_timeout: Duration::from_millis(100),
             set_fields: SetFields::default(),
@@ -369,6 +372,23 @@ impl Options {
     pub fn outage_limit(mut self, limit: Duration) -> Options {
         self.outage_limit = Some(limit);
         self.mark_set(Field::OutageLimit)
+    }
+
+    /// Sets for how long tasks of this client may pass a mutex, or the write side of a read-write
+    /// lock, to each other without a request, before the next client has its turn; up to 10 seconds
+    /// and a quarter of the TTL, 1 ms by default. Zero switches it off. The guide
+    /// [waiting](crate::guide::waiting) has a picture.
+    ///
+    /// It counts from the grant by the server. Within it, a release hands the lock to the task that
+    /// has waited longest, if its options are the same: with a lease and a larger fencing token of
+    /// its own. Other clients wait longer for a lock by up to this time for each client before
+    /// them.
+    ///
+    /// **What it does not**: pass a lock that has an owner, since other processes may enter it with
+    /// that owner; nor one with [`Renewal::Never`].
+    pub fn local_turn(mut self, longest: Duration) -> Options {
+        self.local_turn = longest;
+        self.mark_set(Field::LocalTurn)
     }
 
     /// Makes the server refuse an acquire request that arrives later than this after it was sent;

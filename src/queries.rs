@@ -32,13 +32,17 @@ pub trait Sealed {
 
 impl Sealed for Lease {
     fn holder_id(&self) -> SoughtHolder<'_> {
-        SoughtHolder { owner: self.owner(), of: Some((self.name(), self.kind())) }
+        SoughtHolder {
+            owner: self.owner(),
+            of: Some((self.name(), self.kind())),
+            is_passed: self.is_passed(),
+        }
     }
 }
 
 impl Sealed for Owner {
     fn holder_id(&self) -> SoughtHolder<'_> {
-        SoughtHolder { owner: Cow::Owned(self.to_string()), of: None }
+        SoughtHolder { owner: Cow::Owned(self.to_string()), of: None, is_passed: false }
     }
 }
 
@@ -48,6 +52,8 @@ pub struct SoughtHolder<'a> {
     owner: Cow<'a, str>,
     /// The only lock that it may hold.
     of: Option<(&'a Name, &'static Kind)>,
+    /// Another task of its client has the hold.
+    is_passed: bool,
 }
 
 impl SoughtHolder<'_> {
@@ -56,7 +62,7 @@ impl SoughtHolder<'_> {
     }
 
     pub(crate) fn may_hold(&self, name: &Name, kind: &'static Kind) -> bool {
-        self.of.is_none_or(|(of, by)| of == name && std::ptr::eq(by, kind))
+        !self.is_passed && self.of.is_none_or(|(of, by)| of == name && std::ptr::eq(by, kind))
     }
 }
 

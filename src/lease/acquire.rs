@@ -10,10 +10,10 @@ use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt_guard::AttemptGuard;
 use super::close::OpenCall;
 use super::grant_clock::GrantClock;
-use super::local_queue::{LocalTurn, LockEvent};
+use super::local_queue::{LocalFront, LockEvent};
 use super::lock_request::{LockRequest, unless_closed};
 use super::outage_deadline::OutageDeadline;
-use super::owned_lease::OwnedLease;
+use super::owned_lease::{GrantedLease, OwnedLease};
 use super::poll_budget::PollBudget;
 use super::waiter::{FIRST_POLL, Waiter, WakeEvent};
 use crate::deployment::NodeSet;
@@ -73,7 +73,7 @@ pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> R
 }
 
 async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
-    let (mut guard, mut backoff) = (AttemptGuard::new(request), ContentionBackoff::default());
+    let (mut guard, mut backoff) = (AttemptGuard::new(request, 1), ContentionBackoff::default());
     loop {
         match acquire_round(&mut guard).await {
             AcquireOutcome::Granted(granted) => return Ok(Some(OwnedLease::new(guard, granted))),
@@ -124,21 +124,30 @@ impl Progress {
 
 /// Waits behind the other tasks of this client, and then in Redis.
 async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
-    let front = if request.queues_inside() {
-        match wait_in_local_queue(request, progress).await? {
-            LocalQueueOutcome::Front(turn) => Some(turn),
+    let mut front = None;
+    while request.queues_inside() && front.is_none() {
+        front = match wait_in_local_queue(request, progress).await? {
             LocalQueueOutcome::Entered(hold) => return Ok(hold),
-        }
-    } else {
-        None
-    };
+            LocalQueueOutcome::Front(front) => match OwnedLease::receive(request, front) {
+                Ok(hold) if !hold.lease().is_lost() => {
+                    progress.woken = WakeReason::Local;
+                    return Ok(hold);
+                }
+                // This process did not run for as long as the lease lasts.
+                Ok(_lost) => None,
+                Err(front) => Some(front),
+            },
+        };
+    }
+    let tokens = front.as_ref().map_or(1, |front| request.tokens(front));
     let waiter = match request.client.wakeups.subscription() {
-        Some(_) => Waiter::queued(request, true),
-        None => Waiter::unqueued(request),
+        Some(_) => Waiter::queued(request, tokens, true),
+        None => Waiter::unqueued(request, tokens),
     };
     let wait = Wait {
         request,
         progress,
+        tokens,
         waiter,
         outage_deadline: OutageDeadline::new(request),
         backoff: ContentionBackoff::default(),
@@ -153,6 +162,8 @@ async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLea
 struct Wait<'a> {
     request: &'a LockRequest,
     progress: &'a mut Progress,
+    /// How many tokens its attempts reserve.
+    tokens: u32,
     waiter: Waiter,
     outage_deadline: OutageDeadline<'a>,
     backoff: ContentionBackoff,
@@ -161,7 +172,7 @@ struct Wait<'a> {
     announced: Option<Duration>,
     /// The turn of this task. Dropped after the waiter: what this task had is left to the keeper
     /// before the next one asks.
-    front: Option<LocalTurn>,
+    front: Option<LocalFront>,
 }
 
 impl Wait<'_> {
@@ -170,7 +181,7 @@ impl Wait<'_> {
             self.progress.in_flight = Some(Arc::clone(&self.waiter.guard.attempt.in_flight));
             let mut is_busy = false;
             let pause = match acquire_round(&mut self.waiter.guard).await {
-                AcquireOutcome::Granted(granted) => return Ok(OwnedLease::new(self.waiter.guard, granted)),
+                AcquireOutcome::Granted(granted) => return Ok(self.granted(granted)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::Expired => {
                     self.try_anew();
@@ -191,9 +202,19 @@ impl Wait<'_> {
             self.progress.woken = if is_notified { WakeReason::Notified } else { WakeReason::Polled };
             self.progress.wait.woken(self.progress.woken);
             if let WakeEvent::Granted(granted) = event {
-                return Ok(OwnedLease::new(self.waiter.guard, granted));
+                return Ok(self.granted(granted));
             }
         }
+    }
+
+    /// The hold of this task, and for a short time of the tasks behind it.
+    fn granted(self, granted: GrantedLease) -> OwnedLease {
+        let is_unanimous = granted.is_unanimous;
+        let mut hold = OwnedLease::new(self.waiter.guard, granted);
+        if let Some(front) = self.front {
+            hold.begin_cohort(self.request, front, is_unanimous);
+        }
+        hold
     }
 
     /// A request failed. Returns how long to pause.
@@ -242,7 +263,7 @@ impl Wait<'_> {
             return None;
         }
         if self.waiter.mailbox.is_some() && self.request.client.wakeups.subscription().is_none() {
-            self.waiter = Waiter::queued(self.request, false);
+            self.waiter = Waiter::queued(self.request, self.tokens, false);
             return None;
         }
         self.announce_holder(ends).await;
@@ -257,12 +278,12 @@ impl Wait<'_> {
     /// Goes on with an attempt that is queued, and is notified if messages arrive.
     async fn queue(&mut self) {
         let is_notified = self.request.client.wakeups.start(self.waiter.poll).await;
-        self.waiter = Waiter::queued(self.request, is_notified);
+        self.waiter = Waiter::queued(self.request, self.tokens, is_notified);
     }
 
     /// Goes on with another attempt, which waits like the one before.
     fn try_anew(&mut self) {
-        self.waiter = Waiter::queued(self.request, self.waiter.mailbox.is_some());
+        self.waiter = Waiter::queued(self.request, self.tokens, self.waiter.mailbox.is_some());
     }
 
     /// Releases what some nodes granted. Returns false if the attempt had to end, and goes on with
@@ -294,7 +315,7 @@ impl Wait<'_> {
 }
 
 enum LocalQueueOutcome {
-    Front(LocalTurn),
+    Front(LocalFront),
     Entered(OwnedLease),
 }
 
@@ -320,7 +341,7 @@ async fn wait_in_local_queue(
     loop {
         let mut has_failed = false;
         if is_held {
-            let mut guard = AttemptGuard::new(request);
+            let mut guard = AttemptGuard::new(request, 1);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
             match acquire_round(&mut guard).await {
                 AcquireOutcome::Granted(granted) => {

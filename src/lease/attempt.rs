@@ -1,6 +1,7 @@
 //! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -80,6 +81,11 @@ pub(crate) struct Attempt {
     pub(super) in_flight: Arc<InFlight>,
     /// Its position in the queues, sent again to a node that has lost it.
     pub(super) queued_at: OnceLock<u64>,
+    /// How many tokens it reserves, if its hold may be passed on: one for each task.
+    pub(super) tokens: u32,
+    /// The last of them that was used; 0: none.
+    last_token: AtomicU64,
+    passes_left: AtomicU32,
 }
 
 impl Attempt {
@@ -93,7 +99,25 @@ impl Attempt {
     ) -> Attempt {
         let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at }
+        let (tokens, last_token, passes_left) = (1, AtomicU64::new(0), AtomicU32::new(0));
+        Attempt {
+            kind,
+            name,
+            options,
+            owner,
+            id,
+            origin,
+            in_flight,
+            queued_at,
+            tokens,
+            last_token,
+            passes_left,
+        }
+    }
+
+    /// The same attempt, with tokens for as many tasks.
+    pub(super) fn reserving(self, tokens: u32) -> Attempt {
+        Attempt { tokens, passes_left: AtomicU32::new(tokens - 1), ..self }
     }
 
     /// The same hold as another kind, with other options.
@@ -101,7 +125,20 @@ impl Attempt {
         let (name, owner, id, origin) =
             (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at }
+        let (tokens, last_token, passes_left) = (1, AtomicU64::new(0), AtomicU32::new(0));
+        Attempt {
+            kind,
+            name,
+            options,
+            owner,
+            id,
+            origin,
+            in_flight,
+            queued_at,
+            tokens,
+            last_token,
+            passes_left,
+        }
     }
 
     /// Its id in a call.
@@ -181,6 +218,30 @@ impl Attempt {
                 Some(error(&self.options, context))
             }
         }
+    }
+
+    /// The token of a lease that it has now.
+    pub(super) fn note_token(&self, token: Option<FencingToken>) {
+        if self.tokens > 1 {
+            self.last_token.store(token.map_or(0, FencingToken::get), Ordering::Relaxed);
+        }
+    }
+
+    /// The last reserved token that was used, if several were reserved.
+    pub(super) fn last_token(&self) -> Option<u64> {
+        Some(self.last_token.load(Ordering::Relaxed)).filter(|last| *last > 0)
+    }
+
+    /// Whether the next task that has the hold has a token of its own.
+    pub(super) fn may_pass(&self) -> bool {
+        let has_token = self.options.fencing == Fencing::Off || self.last_token().is_some();
+        has_token && self.passes_left.load(Ordering::Relaxed) > 0
+    }
+
+    /// The token of the next task that has the hold.
+    pub(super) fn next_token(&self) -> Option<FencingToken> {
+        self.passes_left.fetch_sub(1, Ordering::Relaxed);
+        self.last_token().and_then(|last| self.token(last + 1))
     }
 
     /// The token of a grant. A script may answer with a token although fencing is off.

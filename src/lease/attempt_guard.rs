@@ -1,6 +1,7 @@
 //! [`AttemptGuard`]: the duty to undo an attempt, from before its first request on. [`Standing`]:
 //! what there is to undo.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::attempt::{Attempt, QueueEntry};
@@ -56,8 +57,9 @@ pub(super) struct AttemptGuard {
 }
 
 impl AttemptGuard {
-    pub(super) fn new(request: &LockRequest) -> AttemptGuard {
-        let (client, attempt) = (Arc::clone(&request.client), Arc::new(request.attempt()));
+    pub(super) fn new(request: &LockRequest, tokens: u32) -> AttemptGuard {
+        let attempt = request.attempt().reserving(tokens);
+        let (client, attempt) = (Arc::clone(&request.client), Arc::new(attempt));
         AttemptGuard { client, attempt, entry: None, standing: Standing::New }
     }
 
@@ -83,6 +85,7 @@ impl AttemptGuard {
         if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
+        self.attempt.note_token(lease.fencing_token());
         self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
         if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
@@ -113,6 +116,13 @@ impl AttemptGuard {
     pub(super) fn leave(&mut self) {
         self.expect_late_notifications();
         self.standing = Standing::Left;
+    }
+
+    /// Gives the duty to another guard.
+    pub(super) fn hand_over(&mut self) -> AttemptGuard {
+        let (client, attempt) = (Arc::clone(&self.client), Arc::clone(&self.attempt));
+        let standing = mem::replace(&mut self.standing, Standing::Left);
+        AttemptGuard { client, attempt, entry: self.entry.take(), standing }
     }
 
     /// The hold is meant to stay, until its TTL ends it.

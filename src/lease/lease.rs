@@ -69,6 +69,8 @@ struct LeaseInner {
     is_measured: AtomicBool,
     /// A renewal was sent in time, and none is confirmed since.
     is_renewing: AtomicBool,
+    /// Another task of this client has the hold.
+    is_passed: AtomicBool,
 }
 
 impl Lease {
@@ -81,7 +83,7 @@ impl Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
         let (end, notify) = (OnceLock::new(), Notify::new());
-        let [is_reported, is_measured, is_renewing] = [false; 3].map(AtomicBool::new);
+        let [is_reported, is_measured, is_renewing, is_passed] = [false; 4].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
             caller: Caller::current(),
@@ -94,6 +96,7 @@ impl Lease {
             is_reported,
             is_measured,
             is_renewing,
+            is_passed,
         }))
     }
 
@@ -236,6 +239,20 @@ impl Lease {
         if !self.is_lost() {
             self.0.is_renewing.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a renewal was sent of which the reply is not known.
+    pub(super) fn is_renewing(&self) -> bool {
+        self.0.is_renewing.load(Ordering::Relaxed)
+    }
+
+    /// Another task of this client has the hold.
+    pub(super) fn note_passed(&self) {
+        self.0.is_passed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_passed(&self) -> bool {
+        self.0.is_passed.load(Ordering::Relaxed)
     }
 
     /// Ends the lease, and returns how it ended: it may have ended before. It wakes no task, so it

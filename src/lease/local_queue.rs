@@ -1,6 +1,7 @@
 //! [`LocalQueues`]: the tasks of this process that wait for one lock, so that one of them waits in
 //! Redis for all.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,19 +10,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use crate::name::Name;
 
 /// One queue per lock, first come first served. A lock without local waiters has no entry.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 
-#[derive(Debug)]
+/// A [`Cohort`](super::cohort::Cohort), which knows the queues: they do not know it.
+pub(super) type Passed = Arc<dyn Any + Send + Sync>;
+
 struct LocalQueue {
-    /// Where tasks wait for their turn. `None` until the first one waits: the first task has the
-    /// turn without a permit.
+    /// Where tasks wait to come to the front. `None` until the first one waits: the first task is
+    /// there without a permit.
     turn: Option<Arc<Semaphore>>,
     /// `None` until the first task waits: a lock without competition needs none.
     events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     entering: usize,
+    /// A hold that the task at the front is to receive.
+    passed: Option<Passed>,
+    /// The last hold took longer than a turn: the next one will not be passed on either.
+    is_slow: bool,
 }
 
 /// What the local waiters of a lock learn without a request of their own.
@@ -36,23 +43,20 @@ pub(super) enum LockEvent {
 }
 
 /// A task that waits for its turn. Dropped, it leaves the queue.
-#[derive(Debug)]
 pub(super) struct LocalWaiter {
     turn: Arc<Semaphore>,
     events: watch::Receiver<LockEvent>,
     entry: LocalEntry,
 }
 
-/// The turn, until it is dropped.
-#[derive(Debug)]
-pub(super) struct LocalTurn {
-    // Fields are dropped in this order: first the next task gets the turn, then the entry is
+/// The place at the front, until it is dropped.
+pub(super) struct LocalFront {
+    // Fields are dropped in this order: first the next task comes to the front, then the entry is
     // removed.
-    _turn: Option<OwnedSemaphorePermit>,
-    _entry: LocalEntry,
+    permit: Option<OwnedSemaphorePermit>,
+    entry: LocalEntry,
 }
 
-#[derive(Debug)]
 struct LocalEntry {
     name: Name,
     may_enter: bool,
@@ -64,24 +68,26 @@ struct LocalEntry {
 impl LocalQueues {
     /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter`
     /// enters at once if its owner holds the lock.
-    pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalTurn, LocalWaiter> {
+    pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
             turn: None,
             events: None,
             waiters: 0,
             entering: 0,
+            passed: None,
+            is_slow: false,
         });
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
         let is_first = local_queue.waiters == 1;
         let entry = LocalEntry { name: name.clone(), may_enter, is_first, local_queues: Arc::clone(&self.0) };
         if is_first {
-            return Ok(LocalTurn { _turn: None, _entry: entry });
+            return Ok(LocalFront { permit: None, entry });
         }
         let turn = Arc::clone(local_queue.turn.get_or_insert_with(|| Arc::new(Semaphore::new(0))));
         match Arc::clone(&turn).try_acquire_owned() {
-            Ok(turn) => Ok(LocalTurn { _turn: Some(turn), _entry: entry }),
+            Ok(permit) => Ok(LocalFront { permit: Some(permit), entry }),
             // Under the same lock: events after this reach the task.
             Err(_) => {
                 let events = local_queue.events.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
@@ -91,8 +97,8 @@ impl LocalQueues {
     }
 
     /// Whether tasks behind the front may enter once their owner holds the lock.
-    pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalTurn) -> bool {
-        let own = usize::from(front._entry.may_enter);
+    pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalFront) -> bool {
+        let own = usize::from(front.entry.may_enter);
         lock(&self.0).get(name).is_some_and(|local_queue| local_queue.entering > own)
     }
 
@@ -112,6 +118,13 @@ impl LocalQueues {
         }
     }
 
+    /// A hold was short enough to be passed on.
+    pub(super) fn note_quick(&self, name: &Name) {
+        if let Some(local_queue) = lock(&self.0).get_mut(name) {
+            local_queue.is_slow = false;
+        }
+    }
+
     /// How many locks have local waiters.
     pub(super) fn entries(&self) -> usize {
         lock(&self.0).len()
@@ -120,13 +133,49 @@ impl LocalQueues {
 
 impl LocalWaiter {
     /// Splits the waiter into a future of the turn and a receiver of events.
-    pub(super) fn split(self) -> (impl Future<Output = LocalTurn>, watch::Receiver<LockEvent>) {
+    pub(super) fn split(self) -> (impl Future<Output = LocalFront>, watch::Receiver<LockEvent>) {
         let LocalWaiter { turn, events, entry } = self;
         let front = async move {
             // It fails only if the semaphore is closed, which no code does.
-            LocalTurn { _turn: turn.acquire_owned().await.ok(), _entry: entry }
+            LocalFront { permit: turn.acquire_owned().await.ok(), entry }
         };
         (front, events)
+    }
+}
+
+impl LocalFront {
+    /// Whether other tasks of this client compete for the lock: this one has waited for them, or
+    /// some wait behind it.
+    pub(super) fn is_contended(&self) -> bool {
+        self.permit.is_some() || self.has_waiters_behind()
+    }
+
+    pub(super) fn has_waiters_behind(&self) -> bool {
+        self.with_queue(|local_queue| local_queue.waiters > 1)
+    }
+
+    /// Whether holds take too long to be passed on.
+    pub(super) fn is_slow(&self) -> bool {
+        self.with_queue(|local_queue| local_queue.is_slow)
+    }
+
+    pub(super) fn note_slow(&self, is_slow: bool) {
+        self.with_queue(|local_queue| local_queue.is_slow = is_slow);
+    }
+
+    /// Leaves the front, and a hold to the task that comes there next.
+    pub(super) fn pass(self, passed: Passed) {
+        self.with_queue(|local_queue| local_queue.passed = Some(passed));
+    }
+
+    /// The hold that was left to the task that is at the front.
+    pub(super) fn take_passed(&self) -> Option<Passed> {
+        self.with_queue(|local_queue| local_queue.passed.take())
+    }
+
+    fn with_queue<T: Default>(&self, work: impl FnOnce(&mut LocalQueue) -> T) -> T {
+        // This entry keeps the queue.
+        lock(&self.entry.local_queues).get_mut(&self.entry.name).map(work).unwrap_or_default()
     }
 }
 
@@ -137,7 +186,9 @@ impl Drop for LocalEntry {
             local_queue.waiters -= 1;
             local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
-                local_queues.remove(&self.name);
+                let removed = local_queues.remove(&self.name);
+                drop(local_queues);
+                drop(removed); // not under the lock: it may have a hold that no task will receive
             } else if let Some(turn) = local_queue.turn.clone().filter(|_| self.is_first) {
                 drop(local_queues);
                 turn.add_permits(1);

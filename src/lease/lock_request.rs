@@ -1,17 +1,19 @@
 //! [`LockRequest`]: what one call asks of a client.
 
 use std::pin::Pin;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::Attempt;
 use super::client::Client;
 use super::kind::{Kind, Queue};
+use super::local_queue::LocalFront;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::inspection::Holder;
 use crate::name::Name;
-use crate::options::Options;
+use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::traces::{Acquiring, event};
 use crate::wire::{Failure, Vote, WaitFor};
@@ -35,6 +37,9 @@ impl NamedLock {
         }
     }
 }
+
+/// How many tokens an attempt reserves at most: the scripts allow no more.
+const MAX_TOKENS: u32 = 1_000;
 
 /// How often a waiter polls that cannot be notified.
 const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
@@ -74,6 +79,28 @@ impl LockRequest {
         let longest = attempt.claim().mul_f64(if is_notified { 0.7 } else { 0.5 });
         let cap = if is_notified { longest } else { UNNOTIFIED_POLL.min(longest) }.min(self.options.poll_cap);
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 4096.0)
+    }
+
+    /// For how long tasks of this client may pass a hold on, from its grant by the server. One with
+    /// an owner never is: another process may enter it with that owner.
+    pub(super) fn local_turn(&self) -> Duration {
+        match self.options.renewal {
+            Renewal::Automatic if self.owner.is_none() => self.options.local_turn,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Whether this attempt of another task is what it asks for.
+    pub(super) fn is_for(&self, attempt: &Attempt) -> bool {
+        let is_same = Arc::ptr_eq(&self.options, &attempt.options) || self.options == attempt.options;
+        is_same && ptr::eq(self.kind, attempt.kind)
+    }
+
+    /// How many tokens an attempt of the task at the front reserves: one for each microsecond of
+    /// its turn, if other tasks of this client compete for the lock.
+    pub(super) fn tokens(&self, front: &LocalFront) -> u32 {
+        let most = u32::try_from(self.local_turn().as_micros()).unwrap_or(u32::MAX).min(MAX_TOKENS);
+        if most > 1 && front.is_contended() && !front.is_slow() { most } else { 1 }
     }
 
     pub(super) fn queues_inside(&self) -> bool {

@@ -9,6 +9,7 @@ mod attempt_guard;
 mod caller;
 mod client;
 mod close;
+mod cohort;
 mod connection_watch;
 mod grant_clock;
 mod keeper;

@@ -12,8 +12,11 @@ use super::attempt::Attempt;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
+use super::cohort::{Cohort, PassedHold};
 use super::kind::Kind;
 use super::lease::{Lease, LeaseEnd};
+use super::local_queue::LocalFront;
+use super::lock_request::LockRequest;
 use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
@@ -39,6 +42,8 @@ pub(crate) struct OwnedLease {
     hold: HoldSpan,
     _count: HoldCount,
     is_leaked: AtomicBool,
+    /// If tasks of this client compete for the lock.
+    cohort: Option<Arc<Cohort>>,
     /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
     /// to do.
     call: Option<OpenCall>,
@@ -61,7 +66,80 @@ impl OwnedLease {
         let GrantedLease { lease, is_unanimous } = granted;
         guard.hold(&lease, is_unanimous);
         let (_count, is_leaked) = (guard.client.nodes.count_hold(), AtomicBool::new(false));
-        OwnedLease { guard, lease, hold: HoldSpan::default(), _count, is_leaked, call: None }
+        let (hold, cohort, call) = (HoldSpan::default(), None, None);
+        OwnedLease { guard, lease, hold, _count, is_leaked, cohort, call }
+    }
+
+    /// The server has granted the lock to the task at the front: for a short time, the tasks behind
+    /// it may have the hold.
+    pub(super) fn begin_cohort(&mut self, request: &LockRequest, front: LocalFront, is_unanimous: bool) {
+        let turn = request.local_turn();
+        if turn.is_zero() || !front.is_contended() {
+            return;
+        }
+        // From its receipt: a late message must not use the turn up. Its lease, which may be as
+        // short as a claim, is not due for renewal in that time.
+        let now = Moment::now();
+        let until = now + turn.min(self.lease.until().since(now) / 4);
+        let front = Some(front).filter(|_| self.guard.attempt.tokens > 1);
+        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, front));
+    }
+
+    /// The hold that another task of this client has passed on; returns the front if there is none.
+    pub(super) fn receive(request: &LockRequest, front: LocalFront) -> Result<OwnedLease, LocalFront> {
+        let Some(cohort) = Cohort::left_to(&front) else { return Err(front) };
+        let PassedHold { guard, until, call } = cohort.receive(request, front)?;
+        let attempt = Arc::clone(&guard.attempt);
+        let token = attempt.next_token();
+        let now = Moment::now();
+        let longest = attempt.options.max_hold.map(|longest| now + attempt.trusted_span(longest));
+        let until = longest.map_or(until, |longest| until.min(longest));
+        let lease = Lease::new(attempt, token, now, until);
+        let is_unanimous = cohort.is_unanimous;
+        let mut hold = OwnedLease::new(guard, GrantedLease { lease, is_unanimous });
+        drop(call);
+        if let Some(token) = token {
+            request.client.nodes.accepted(token.get());
+        }
+        if request.client.nodes.generation() != cohort.generation {
+            // The leases of before were asked about when the connection was new.
+            request.client.keeper.schedule().expedite(&hold.lease, now);
+            request.client.keeper.notify.notify_one();
+        }
+        hold.cohort = Some(cohort);
+        Ok(hold)
+    }
+
+    /// Passes the hold to the task of this client that has waited longest, if one waits and the
+    /// time for that is not over.
+    fn pass(&mut self) -> bool {
+        let Some(cohort) = self.cohort.take() else { return false };
+        let (client, attempt) = (&self.guard.client, &self.guard.attempt);
+        let Some(front) = cohort.leave() else {
+            if cohort.has_time() {
+                client.local_queues.note_quick(&attempt.name);
+            }
+            return false;
+        };
+        // From here on the next task comes to the front, whatever it finds there.
+        let until = self.lease.until();
+        let is_certain = !self.lease.is_renewing() && !attempt.in_flight.is_indeterminate();
+        let may_pass = cohort.has_time()
+            && attempt.may_pass()
+            && is_certain
+            && !client.nodes.is_failing()
+            && !client.keeper.closing.has_begun();
+        if !may_pass || !front.has_waiters_behind() {
+            return false;
+        }
+        let call = self.call.take().unwrap_or_else(|| OpenCall::new(&client.keeper, &attempt.name));
+        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {
+            return false;
+        }
+        self.hold.end(LeaseEnd::Released.word());
+        self.lease.note_passed();
+        cohort.pass(PassedHold { guard: self.guard.hand_over(), until, call }, front);
+        true
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -72,7 +150,8 @@ impl OwnedLease {
         &self.guard.attempt.options
     }
 
-    /// Releases the lease and waits for the reply.
+    /// Releases the lease and waits for the reply; or passes the hold to another task of this
+    /// client, without a request.
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
@@ -87,6 +166,9 @@ impl OwnedLease {
     }
 
     async fn release_untraced(mut self) -> Result<(), Error> {
+        if self.pass() {
+            return Ok(());
+        }
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = || client.context(Operation::Release, &attempt.name);
         self.call = Some(OpenCall::new(&client.keeper, &attempt.name));
@@ -145,6 +227,7 @@ impl OwnedLease {
         options: Options,
         operation: Operation,
     ) -> Result<OwnedLease, Error> {
+        self.cohort.take().into_iter().for_each(|cohort| cohort.end());
         let (client, lease) = (Arc::clone(&self.guard.client), self.lease.clone());
         let context = client.context(operation, lease.name());
         let lost = || Error::Lost { context: context.clone() };
@@ -197,12 +280,16 @@ impl OwnedLease {
     /// The lock is never released from now on: it ends with its TTL.
     pub(crate) fn leak(&self) {
         self.is_leaked.store(true, Ordering::Relaxed);
+        self.cohort.iter().for_each(|cohort| cohort.end());
         self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
     }
 }
 
 impl Drop for OwnedLease {
     fn drop(&mut self) {
+        if !*self.is_leaked.get_mut() && self.pass() {
+            return;
+        }
         let keeper = &self.guard.client.keeper;
         // The guard is dropped after this: until then, a close must not find that everything is
         // released.

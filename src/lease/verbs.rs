@@ -56,7 +56,7 @@ impl Attempt {
             .with_depth(queued_as(call, entry))
             .shared(self.options.grant_within.map(Word::Until))
             .shared(self.token_ttl())
-            .shared(self.capacity())
+            .shared(self.capacity().or_else(|| self.reserved()))
             .shared(Word::Default)
             .shared(purpose)
             .replicated(self.options.wants_replicas());
@@ -81,14 +81,13 @@ impl Attempt {
     /// Revokes the lock from its holder, or only from the one that is named. This attempt only
     /// identifies the request.
     pub(crate) fn force(&self, holder: Option<&str>) -> Arc<Call> {
-        let call = self.ending(false, None).shared(Word::Default);
-        Arc::new(call.shared(self.kind.force).shared(holder))
+        Arc::new(self.ending(false, None).shared(self.kind.force).shared(holder))
     }
 
     fn ending(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call {
-        let call = self.call(self.kind.verbs.release).own(Word::Default);
+        let call = self.call(self.kind.verbs.release).own(self.last_token());
         let call = call.shared(Word::MinimumToken).shared(is_final.then_some(1));
-        self.with_depth(queued_as(call, entry)).shared(self.token_ttl())
+        self.with_depth(queued_as(call, entry)).shared(self.token_ttl()).shared(self.reserved())
     }
 
     /// What the nodes know about the lock.
@@ -137,6 +136,11 @@ impl Attempt {
         let Capacity { option, default } = self.kind.capacity.as_ref()?;
         let capacity = option(&self.options);
         (capacity != *default).then(|| capacity.into())
+    }
+
+    /// How many tokens it reserves, unless it is one.
+    fn reserved(&self) -> Option<u64> {
+        (self.tokens > 1 && self.options.fencing == Fencing::On).then_some(self.tokens.into())
     }
 
     /// How long a new fencing counter is kept; `None` is the default.

@@ -36,14 +36,15 @@ pub(super) enum WakeEvent {
 }
 
 impl Waiter {
-    pub(super) fn unqueued(request: &LockRequest) -> Waiter {
-        let guard = AttemptGuard::new(request);
+    /// Reserves `tokens`, if its hold may be passed on.
+    pub(super) fn unqueued(request: &LockRequest, tokens: u32) -> Waiter {
+        let guard = AttemptGuard::new(request, tokens);
         let poll = request.poll(&guard.attempt, false);
         Waiter { guard, poll, polls: 0, mailbox: None, grant_clock: None }
     }
 
-    pub(super) fn queued(request: &LockRequest, is_notified: bool) -> Waiter {
-        let mut waiter = Waiter::unqueued(request);
+    pub(super) fn queued(request: &LockRequest, tokens: u32, is_notified: bool) -> Waiter {
+        let mut waiter = Waiter::unqueued(request, tokens);
         let (wakeups, attempt) = (&request.client.wakeups, &waiter.guard.attempt);
         waiter.poll = request.poll(attempt, is_notified);
         waiter.mailbox = is_notified.then(|| wakeups.mailbox(attempt.id));

@@ -42,6 +42,7 @@ impl Options {
             ("token_ttl", self.token_ttl, Duration::from_secs(1), longest),
             ("grant_within", self.grant_within.unwrap_or(longest), shortest, longest),
             ("outage_limit", self.outage_limit.unwrap_or(longest), Duration::ZERO, longest),
+            ("local_turn", self.local_turn, Duration::ZERO, Duration::from_secs(10)),
             ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
         ];
         for (option, value, least, most) in spans {

@@ -211,6 +211,7 @@ options! {
     TokenTtl token_ttl: Duration;
     GrantWithin grant_within: Option<Duration>;
     OutageLimit outage_limit: Option<Duration>;
+    LocalTurn local_turn: Duration;
     Replicas replicas: u32;
     ReplicaTimeout replica_timeout: Duration;
 }

@@ -91,6 +91,11 @@ impl Nodes {
         self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.generation())
     }
 
+    /// Changes with each new connection.
+    pub(crate) fn generation(&self) -> u64 {
+        self.all.iter().fold(0, |sum, node| sum.wrapping_add(node.generation()))
+    }
+
     /// Reports about nodes from requests that were sent together and were not logged yet.
     pub(crate) fn take_reports(&self) -> Vec<Report> {
         self.all.iter().flat_map(|node| node.take_reports()).collect()

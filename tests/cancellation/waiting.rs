@@ -4,7 +4,7 @@ use redlatch::{Error, Options, Wakeups};
 use std::time::Duration;
 
 use super::holds::held;
-use super::locks::Kind;
+use super::locks::{AnyGuard, Kind};
 use super::network::Order;
 use super::scenario::{Case, Fixture, Scenario};
 
@@ -103,6 +103,44 @@ fn cancelled_waits_behind_local_waiters_leave_nothing() {
                 .afterwards(async move { first.await.unwrap() })
         },
     );
+}
+
+/// A task that acquired the lock after it had waited for another one of its client.
+async fn contended(fixture: &Fixture) -> AnyGuard {
+    let first = fixture.lock.lock().await.unwrap();
+    let (second, third) = (fixture.lock.clone(), fixture.lock.clone());
+    let second = tokio::spawn(async move { second.lock().await.unwrap().release().await });
+    while fixture.queued() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let third = tokio::spawn(async move { third.lock().await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(10)).await; // until it is behind the second one
+    first.release().await.unwrap();
+    second.await.unwrap().unwrap();
+    third.await.unwrap()
+}
+
+#[test]
+fn cancelled_receipts_of_a_passed_hold_leave_nothing() {
+    let kinds = &[Kind::Mutex, Kind::Write];
+    let turn = |options: Options| options.local_turn(Duration::from_secs(5));
+    Case::new("passed-on", 4, &["nothing", "release"]).kinds(kinds).with(turn).run(async |fixture| {
+        let holder = contended(fixture).await;
+        let lock = fixture.lock.clone();
+        Scenario::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+            .meanwhile(async move { holder.release().await.unwrap() })
+    });
+    // Another task is behind the one that is dropped.
+    Case::new("passed-further", 4, &["nothing"]).kinds(kinds).with(turn).run(async |fixture| {
+        let holder = contended(fixture).await;
+        let (lock, next) = (fixture.lock.clone(), fixture.lock.clone());
+        let (comes, came) = tokio::sync::oneshot::channel();
+        let next = async move { next.lock().await.unwrap().release().await.unwrap() };
+        Scenario::of(async move { lock.lock().await.unwrap().release().await.unwrap() })
+            .meanwhile(async move { comes.send(tokio::spawn(next)).unwrap() })
+            .meanwhile(async move { holder.release().await.unwrap() })
+            .afterwards(async move { came.await.unwrap().await.unwrap() })
+    });
 }
 
 /// The owner holds the lock already, and a task of another owner waits in the same client.

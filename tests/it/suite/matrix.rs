@@ -69,6 +69,28 @@ macro_rules! alone {
     };
 }
 
+/// Behaviours of locks that the tasks of one client pass on to each other.
+macro_rules! passed_on {
+    ($core:tt $rest:tt Mutex) => {
+        crate::suite::matrix::passed_on! { $core $rest }
+    };
+    ($core:tt $rest:tt Write) => {
+        crate::suite::matrix::passed_on! { $core $rest }
+    };
+    ($core:tt $rest:tt) => {
+        crate::suite::matrix::tests! { $core local_turns: tasks_pass_a_hold_on_without_a_request }
+        crate::suite::matrix::tests! { $rest local_turns:
+            no_hold_is_passed_on_if_the_turn_is_zero a_lease_that_was_passed_on_is_not_held
+            a_passed_hold_goes_on_if_its_receiver_is_dropped
+            a_passed_hold_without_a_receiver_is_released
+            a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
+            tokens_grow_after_the_counter_is_lost_between_turns
+            tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
+        }
+    };
+    ($core:tt $rest:tt $kind:ident) => {};
+}
+
 /// Behaviours of locks that an owner may hold several times, or on both sides.
 macro_rules! owners {
     ($core:tt $rest:tt Reentrant) => {
@@ -167,9 +189,10 @@ macro_rules! matrix {
 
             crate::suite::matrix::all! { $core $rest }
             crate::suite::matrix::alone! { $core $rest $kind }
+            crate::suite::matrix::passed_on! { $core $rest $kind }
             crate::suite::matrix::owners! { $core $owners $kind }
         })+
     };
 }
 
-pub(crate) use {all, alone, matrix, owners, test, tests};
+pub(crate) use {all, alone, matrix, owners, passed_on, test, tests};

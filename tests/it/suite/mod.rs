@@ -7,6 +7,7 @@ mod downgrades;
 mod exclusion;
 mod fairness;
 mod faults;
+mod local_turns;
 mod matrix;
 mod nesting;
 mod readers;

@@ -1,0 +1,169 @@
+//! [`Cohort`]: a hold that the tasks of this client pass to each other for a short time, before
+//! another client has its turn: *lock cohorting* (Dice, Marathe, Shavit, PPoPP 2012).
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
+
+use super::attempt_guard::AttemptGuard;
+use super::client::Client;
+use super::close::OpenCall;
+use super::local_queue::LocalFront;
+use super::lock_request::LockRequest;
+use crate::clock::Moment;
+
+/// One hold on the server, from its grant until it is released there.
+pub(super) struct Cohort {
+    /// When the next client has its turn.
+    until: Moment,
+    state: Mutex<CohortState>,
+    /// It has been passed on.
+    has_passed: AtomicBool,
+    pub(super) is_unanimous: bool,
+    /// The connections with which it was granted.
+    pub(super) generation: u64,
+    timer: OnceLock<AbortHandle>,
+}
+
+/// ```text
+///           leave, pass              end
+///  ┌──────┐ ──────────► ┌────────┐ ─────────► released on the server
+///  │ Held │             │ Passed │
+///  └──┬───┘ ◄────────── └────────┘
+///     │       receive
+///     │ end: the next task asks the server, and is queued there
+///     ▼
+///  ┌──────┐
+///  │ Over │  the holder releases it on the server
+///  └──────┘
+/// ```
+enum CohortState {
+    /// A task holds the lock, and is at the front of the local queue: nobody asks the server.
+    Held(LocalFront),
+    /// The task that held it has left it to the one that comes to the front next.
+    Passed(Box<PassedHold>),
+    /// It is not passed on any more.
+    Over,
+}
+
+/// A hold between two tasks. Dropped, it is released on the server in the background.
+pub(super) struct PassedHold {
+    pub(super) guard: AttemptGuard,
+    /// The deadline of the lease before.
+    pub(super) until: Moment,
+    /// Dropped after the guard: until then a close must not find that everything is released.
+    pub(super) call: OpenCall,
+}
+
+impl Cohort {
+    /// Begins with a grant by the server. `front` is `None` if this hold is not to be passed on:
+    /// then only its length is observed.
+    pub(super) fn begin(
+        client: &Client,
+        until: Moment,
+        is_unanimous: bool,
+        front: Option<LocalFront>,
+    ) -> Arc<Cohort> {
+        let is_held = front.is_some();
+        let cohort = Arc::new(Cohort {
+            until,
+            state: Mutex::new(front.map_or(CohortState::Over, CohortState::Held)),
+            has_passed: AtomicBool::new(false),
+            is_unanimous,
+            generation: client.nodes.generation(),
+            timer: OnceLock::new(),
+        });
+        if is_held {
+            let ending = Arc::downgrade(&cohort);
+            let timer = client.nodes.runtime().spawn(async move {
+                sleep(until.since(Moment::now())).await;
+                if let Some(cohort) = ending.upgrade() {
+                    cohort.end();
+                }
+            });
+            cohort.timer.get_or_init(|| timer.abort_handle());
+        }
+        cohort
+    }
+
+    /// Whether another task may still have its turn.
+    pub(super) fn has_time(&self) -> bool {
+        Moment::now() < self.until
+    }
+
+    /// The holder ends its hold. Returns its place at the front, unless that was given on: then the
+    /// hold is to be released on the server.
+    pub(super) fn leave(&self) -> Option<LocalFront> {
+        match mem::replace(&mut *self.state(), CohortState::Over) {
+            CohortState::Held(front) => {
+                if !self.has_time() && !self.has_passed.load(Ordering::Relaxed) {
+                    front.note_slow(true);
+                }
+                Some(front)
+            }
+            CohortState::Passed(_) | CohortState::Over => None,
+        }
+    }
+
+    /// Leaves the hold to the task that comes to the front next.
+    pub(super) fn pass(self: &Arc<Cohort>, hold: PassedHold, front: LocalFront) {
+        *self.state() = CohortState::Passed(Box::new(hold));
+        self.has_passed.store(true, Ordering::Relaxed);
+        front.pass(Arc::<Cohort>::clone(self));
+        if !self.has_time() {
+            self.end(); // the timer may have ended while no task held it
+        }
+    }
+
+    /// The hold that was left to the task at the front.
+    pub(super) fn left_to(front: &LocalFront) -> Option<Arc<Cohort>> {
+        front.take_passed()?.downcast().ok()
+    }
+
+    /// Gives the hold to a task that has come to the front; returns the front if the hold was
+    /// released meanwhile, or is released now, since the task asks for something else.
+    pub(super) fn receive(&self, request: &LockRequest, front: LocalFront) -> Result<PassedHold, LocalFront> {
+        let mut state = self.state();
+        match mem::replace(&mut *state, CohortState::Over) {
+            CohortState::Passed(hold) if !request.is_for(&hold.guard.attempt) => {
+                drop(state);
+                drop(hold);
+                Err(front)
+            }
+            CohortState::Passed(hold) => {
+                if self.has_time() {
+                    *state = CohortState::Held(front);
+                } else {
+                    drop(state);
+                    drop(front); // the next task asks the server
+                }
+                Ok(*hold)
+            }
+            CohortState::Held(_) | CohortState::Over => Err(front),
+        }
+    }
+
+    /// Its time is over: the task behind the holder asks the server. A hold that no task has
+    /// received until now is released: the one at the front may not be polled for long.
+    pub(super) fn end(&self) {
+        let state = mem::replace(&mut *self.state(), CohortState::Over);
+        if let CohortState::Held(front) = &state {
+            front.note_slow(!self.has_passed.load(Ordering::Relaxed));
+        }
+        drop(state); // not under the lock: it wakes a task, or leaves a release to the keeper
+    }
+
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn state(&self) -> MutexGuard<'_, CohortState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Cohort {
+    fn drop(&mut self) {
+        self.timer.get().into_iter().for_each(AbortHandle::abort);
+    }
+}

@@ -1,0 +1,241 @@
+//! Tasks of one client that pass a hold on: a mutex, or the write side without an owner.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, LeaseEnd, Options};
+
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, soon};
+
+type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
+
+/// Longer than a busy machine needs for a few passes.
+const LONG_TURN: Duration = Duration::from_secs(7);
+
+fn long_turn() -> Options {
+    Options::new().local_turn(LONG_TURN)
+}
+
+/// A call that waits: it was polled once.
+async fn waiting(lock: &AnyLock) -> Locking {
+    let lock = lock.clone();
+    let mut locking: Locking = Box::pin(async move { lock.lock().await });
+    let early = poll_fn(|context| Poll::Ready(locking.as_mut().poll(context))).await;
+    assert!(early.is_pending(), "the lock is held");
+    locking
+}
+
+/// A hold that the server granted to a task after it had waited for another one of its client, and
+/// reserved tokens for.
+async fn contended(lock: &AnyLock) -> AnyGuard {
+    let first = lock.lock().await.unwrap();
+    let second = waiting(lock).await;
+    let third = waiting(lock).await;
+    first.release().await.unwrap();
+    let second = soon("the second task acquires", second).await.unwrap();
+    second.release().await.unwrap();
+    soon("the third task acquires", third).await.unwrap()
+}
+
+pub async fn tasks_pass_a_hold_on_without_a_request(setup: Setup) {
+    let lock = setup.lock_with("turns", long_turn()).await;
+    let mut guard = contended(&lock).await;
+    let before = setup.deployment.scripts_run().await;
+    let mut passed = Vec::new();
+    for _ in 0..20 {
+        let next = waiting(&lock).await;
+        let lease = guard.lease().clone();
+        guard.release().await.unwrap();
+        guard = soon("the next task has the hold", next).await.unwrap();
+        assert_eq!(lease.end(), Some(LeaseEnd::Released));
+        assert!(!guard.lease().is_lost());
+        assert!(lease.fencing_token() < guard.lease().fencing_token(), "tokens grow");
+        passed.push(lease);
+    }
+    assert_eq!(setup.deployment.scripts_run().await, before, "no request was sent");
+    assert!(setup.deployment.is_locked(&lock).await);
+    assert!(lock.is_held_by(&guard).await);
+    let last = guard.token();
+    // No token was used that the servers had not reserved, and what is left is given back.
+    assert!(setup.deployment.holds_and_token(&lock).await.1 >= Some(last));
+    guard.release().await.unwrap();
+    assert!(!setup.deployment.is_locked(&lock).await);
+    assert_eq!(setup.deployment.holds_and_token(&lock).await.1, Some(last));
+    drop((passed, lock));
+    setup.finish().await;
+}
+
+pub async fn no_hold_is_passed_on_if_the_turn_is_zero(setup: Setup) {
+    let lock = setup.lock_with("none", Options::new().local_turn(Duration::ZERO)).await;
+    let mut guard = contended(&lock).await;
+    for _ in 0..3 {
+        let before = setup.deployment.scripts_run().await;
+        let next = waiting(&lock).await;
+        guard.release().await.unwrap();
+        guard = soon("the next task acquires", next).await.unwrap();
+        assert!(setup.deployment.scripts_run().await > before);
+    }
+    guard.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_lease_that_was_passed_on_is_not_held(setup: Setup) {
+    let lock = setup.lock_with("old", long_turn()).await;
+    let guard = contended(&lock).await;
+    let next = waiting(&lock).await;
+    let old = guard.lease().clone();
+    drop(guard); // a drop passes it on as well
+    let guard = soon("the next task has the hold", next).await.unwrap();
+    assert!(old.fencing_token() < guard.lease().fencing_token());
+    let is_held = match &lock {
+        AnyLock::Mutex(lock) => lock.is_held_by(&old).await.unwrap(),
+        AnyLock::Write(lock) => lock.is_held_by(&old).await.unwrap(),
+        _ => panic!("a kind that has no turns"),
+    };
+    assert!(!is_held);
+    assert!(matches!(old.while_held(async {}).await, Err(Error::Released { .. })));
+    guard.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_passed_hold_goes_on_if_its_receiver_is_dropped(setup: Setup) {
+    let lock = setup.lock_with("dropped", long_turn()).await;
+    let guard = contended(&lock).await;
+    let (third, fourth) = (waiting(&lock).await, waiting(&lock).await);
+    let before = setup.deployment.scripts_run().await;
+    guard.release().await.unwrap();
+    drop(third);
+    let guard = soon("the task behind it has the hold", fourth).await.unwrap();
+    assert_eq!(setup.deployment.scripts_run().await, before, "no request was sent");
+    // Nobody is behind this one: then it is released on the server.
+    let last = waiting(&lock).await;
+    guard.release().await.unwrap();
+    drop(last);
+    eventually("the lock is free", || async { !setup.deployment.is_locked(&lock).await }).await;
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_passed_hold_without_a_receiver_is_released(setup: Setup) {
+    let turn = Duration::from_millis(300);
+    let lock = setup.lock_with("stuck", Options::new().local_turn(turn)).await;
+    let other = setup.rival("stuck").await;
+    let guard = contended(&lock).await;
+    let unpolled = waiting(&lock).await;
+    let expires = setup.deployment.kept_until(lock.key()).await;
+    guard.release().await.unwrap();
+    let guard = soon("another client acquires", other.lock()).await.unwrap();
+    assert!(Instant::now() < expires, "it is released, and does not expire");
+    guard.release().await.unwrap();
+    drop((unpolled, lock, other));
+    setup.finish().await;
+}
+
+pub async fn a_hold_is_not_passed_to_a_call_with_other_options(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let lock = setup.kind.lock(&locks, "options");
+    let shorter = long_turn().ttl(Duration::from_secs(20));
+    let other = setup.kind.lock(&locks.with_options(shorter).unwrap(), "options");
+    let guard = contended(&lock).await;
+    let first = guard.token();
+    let (next, last) = (waiting(&other).await, waiting(&lock).await);
+    let before = setup.deployment.scripts_run().await;
+    guard.release().await.unwrap();
+    let guard = soon("the next task acquires", next).await.unwrap();
+    assert!(setup.deployment.scripts_run().await > before, "it asks the servers");
+    assert!(guard.token() > first);
+    guard.release().await.unwrap();
+    soon("the last task acquires", last).await.unwrap().release().await.unwrap();
+    drop((lock, other, locks));
+    setup.finish().await;
+}
+
+pub async fn other_clients_have_their_turn(setup: Setup) {
+    let turn = Options::new().local_turn(Duration::from_millis(20));
+    let (lock, other) = (setup.lock_with("shared", turn).await, setup.rival("shared").await);
+    let busy: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                loop {
+                    drop(lock.lock().await.unwrap().release().await);
+                }
+            })
+        })
+        .collect();
+    for _ in 0..20 {
+        soon("another client acquires", other.lock()).await.unwrap().release().await.unwrap();
+    }
+    for task in busy {
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+    drop((lock, other));
+    setup.finish().await;
+}
+
+/// The counter is rebuilt from the server's clock: what is reserved must not outrun it.
+pub async fn tokens_grow_after_the_counter_is_lost_between_turns(setup: Setup) {
+    let lock = setup.lock("short").await; // with the default turn
+    let mut last = 0;
+    for round in 0..20 {
+        let mut guard = contended(&lock).await;
+        for _ in 0..5 {
+            let next = waiting(&lock).await;
+            let token = guard.token();
+            assert!(token > last, "{token} after {last}");
+            last = token;
+            guard.release().await.unwrap();
+            guard = soon("the next task acquires", next).await.unwrap();
+        }
+        assert!(guard.token() > last);
+        last = guard.token();
+        guard.release().await.unwrap();
+        if round % 5 == 4 {
+            let fence = format!("{{{}}}:fence", lock.key());
+            setup.deployment.run_at::<i64>(&fence, &["DEL", &fence]).await;
+        }
+    }
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn tokens_of_a_revoked_turn_are_smaller_than_the_next(setup: Setup) {
+    let lock = setup.lock_with("revoked", long_turn()).await;
+    let other = setup.rival("revoked").await;
+    let guard = contended(&lock).await;
+    assert!(other.force_release().await.unwrap());
+    let new = soon("another client acquires", other.lock()).await.unwrap();
+    // The client does not know yet.
+    let next = waiting(&lock).await;
+    guard.release().await.unwrap();
+    let guard = soon("the next task has the hold", next).await.unwrap();
+    assert!(guard.token() < new.token(), "the resource refuses the former holder");
+    let released = guard.release().await;
+    assert!(matches!(released, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{released:?}");
+    assert!(setup.deployment.is_locked(&lock).await, "the new holder is not released");
+    new.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn a_close_releases_a_passed_hold(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let lock = setup.kind.lock(&locks, "closed");
+    let guard = contended(&lock).await;
+    let next = waiting(&lock).await;
+    guard.release().await.unwrap();
+    let mut closing = Box::pin(locks.close(Duration::from_secs(20)));
+    let early = poll_fn(|context| Poll::Ready(closing.as_mut().poll(context))).await;
+    assert!(early.is_pending(), "a call is open");
+    let outcome = soon("the call ends", next).await;
+    assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
+    closing.await.unwrap();
+    assert!(!setup.deployment.is_locked(&lock).await);
+    drop((lock, locks));
+    setup.finish().await;
+}
