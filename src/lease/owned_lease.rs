@@ -124,11 +124,7 @@ impl OwnedLease {
         // From here on the next task comes to the front, whatever it finds there.
         let until = self.lease.until();
         let is_certain = !self.lease.is_renewing() && !attempt.in_flight.is_indeterminate();
-        let may_pass = cohort.has_time()
-            && attempt.may_pass()
-            && is_certain
-            && !client.nodes.is_failing()
-            && !client.keeper.closing.has_begun();
+        let may_pass = cohort.has_time() && attempt.may_pass() && is_certain && !client.nodes.is_failing();
         if !may_pass || !front.has_waiters_behind() {
             return false;
         }

@@ -8,6 +8,7 @@ mod quorum_test_mutants;
 mod table;
 mod test_mutants;
 mod test_run;
+mod turn_mutants;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -24,6 +25,7 @@ use quorum_test_mutants::QUORUM_TEST_MUTANTS;
 pub use table::MUTANTS;
 use test_mutants::TEST_MUTANTS;
 pub use test_run::{TestMutant, all as all_test_mutants, run as run_test_mutants};
+use turn_mutants::TURN_MUTANTS;
 
 /// The crate with one mistake, and the run that must show it.
 #[derive(Debug)]

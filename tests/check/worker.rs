@@ -45,6 +45,8 @@ impl Worker {
 
 pub fn options(is_guarded: bool) -> Options {
     let options = Options::new().ttl(TTL).poll_cap(POLL_CAP).node_timeout(NODE_TIMEOUT);
+    // Most holds take longer than the default, and would not be passed on.
+    let options = options.local_turn(Duration::from_millis(50));
     if is_guarded { options.restart_guard(RestartGuard::On) } else { options }
 }
 

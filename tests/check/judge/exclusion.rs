@@ -125,7 +125,10 @@ fn unbacked<'a>(
             .iter()
             .take_while(|observation| observation.from < until)
             .filter(|observation| observation.to < until);
-        let mut missing = during.filter(|observation| !hold.is_in(observation));
+        let is_shown = |observation: &Observation| {
+            hold.is_in(observation) && !hold.is_before_another(observation, holds)
+        };
+        let mut missing = during.filter(|observation| !is_shown(observation));
         // During a failover two masters may reply, and a moving slot is on two masters.
         let missing = missing.find(|observation| {
             !found_elsewhere(&observations, observation, hold)

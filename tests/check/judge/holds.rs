@@ -15,6 +15,9 @@ pub struct Grant {
     pub until: Time,
 }
 
+/// How many tokens a client reserves at most.
+const MOST_RESERVED: u64 = 1_000;
+
 /// A hold from request to end. A missing event did not happen, or the worker was killed before it
 /// recorded the event.
 #[derive(Clone, Debug)]
@@ -86,10 +89,27 @@ impl Hold {
         self.owner != self.number.to_string()
     }
 
-    /// Whether the observation shows this hold, if it is exclusive.
+    /// Whether the observation shows this hold, if it is exclusive. A hold without an owner may be
+    /// passed on inside its client: the counter then stands at the last token reserved for that.
     pub fn is_in(&self, observation: &Observation) -> bool {
-        let is_owner = observation.by.as_ref().is_none_or(|by| !self.has_owner() || *by == self.owner);
-        self.granted.is_some_and(|grant| observation.held_with == Some(grant.token)) && is_owner
+        let (Some(grant), Some(last)) = (self.granted, observation.held_with) else { return false };
+        if self.has_owner() {
+            return last == grant.token && observation.by.as_ref().is_none_or(|by| *by == self.owner);
+        }
+        last >= grant.token && last - grant.token < MOST_RESERVED
+    }
+
+    /// Whether another client had been granted the lock after this one when it was observed.
+    pub fn is_before_another(&self, observation: &Observation, holds: &[&Hold]) -> bool {
+        let (Some(grant), Some(last)) = (self.granted, observation.held_with) else { return false };
+        let others = holds.iter().filter(|other| other.worker() != self.worker());
+        let mut before = others.filter_map(|other| other.granted).filter(|other| other.at < observation.from);
+        before.any(|other| other.token > grant.token && other.token <= last)
+    }
+
+    /// The process, as every client of it numbers its holds.
+    fn worker(&self) -> u64 {
+        self.number >> 32
     }
 
     pub fn excludes(&self, other: &Hold) -> bool {
