@@ -27,8 +27,8 @@ struct LocalQueue {
     entering: usize,
     /// A hold that the task at the front is to receive.
     passed: Option<Passed>,
-    /// The last hold took longer than a turn: the next one will not be passed on either.
-    is_slow: bool,
+    /// How many holds in a row took longer than a turn.
+    slow_holds: u32,
 }
 
 /// What the local waiters of a lock learn without a request of their own.
@@ -76,7 +76,7 @@ impl LocalQueues {
             waiters: 0,
             entering: 0,
             passed: None,
-            is_slow: false,
+            slow_holds: 0,
         });
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
@@ -121,7 +121,7 @@ impl LocalQueues {
     /// A hold was short enough to be passed on.
     pub(super) fn note_quick(&self, name: &Name) {
         if let Some(local_queue) = lock(&self.0).get_mut(name) {
-            local_queue.is_slow = false;
+            local_queue.slow_holds = 0;
         }
     }
 
@@ -154,13 +154,15 @@ impl LocalFront {
         self.with_queue(|local_queue| local_queue.waiters > 1)
     }
 
-    /// Whether holds take too long to be passed on.
+    /// Whether holds take too long to be passed on. One alone may be that of a busy machine.
     pub(super) fn is_slow(&self) -> bool {
-        self.with_queue(|local_queue| local_queue.is_slow)
+        self.with_queue(|local_queue| local_queue.slow_holds > 1)
     }
 
     pub(super) fn note_slow(&self, is_slow: bool) {
-        self.with_queue(|local_queue| local_queue.is_slow = is_slow);
+        self.with_queue(|local_queue| {
+            local_queue.slow_holds = if is_slow { local_queue.slow_holds.saturating_add(1) } else { 0 };
+        });
     }
 
     /// Leaves the front, and a hold to the task that comes there next.
