@@ -5,7 +5,7 @@
 //! round trips, handovers among many clients with those between two. Absolute numbers depend on the
 //! machine; these ratios hardly do.
 //!
-//! Arguments that name sections (`pairs`, `handover`, `renewal`, `server`, `peers`, `scale`,
+//! Arguments that name sections (`pairs`, `handover`, `turns`, `renewal`, `server`, `peers`, `scale`,
 //! `topologies`) run only those.
 
 mod suite;
@@ -18,7 +18,7 @@ use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, page, pairs, peers, renewal, scale, server_cpu, topologies};
+use suite::{Outcome, handover, page, pairs, peers, renewal, scale, server_cpu, topologies, turns};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -38,6 +38,10 @@ async fn main() -> Outcome<()> {
     if plan.includes(Section::Handover) {
         report.handover = handover::measure(&server, &plan).await?;
         report.print_handover();
+    }
+    if plan.includes(Section::Turns) {
+        report.turns = turns::measure(&server, &plan).await?;
+        turns::print(&report.turns);
     }
     if plan.includes(Section::Renewal) {
         report.renewal = Some(renewal::measure(&server, &plan).await?);
@@ -137,6 +141,7 @@ fn targets(report: &Report) -> Vec<Target> {
         let limit = format!("fairness among {} clients: fewest turns at least 0.8 x most", row.clients);
         targets.push(Target::at_least(limit, row.fairness, 0.8));
     }
+    targets.extend(report.turns.iter().flat_map(turns::Row::targets));
     if let Some(row) = &report.renewal {
         let limit = format!("renewal: part of {} locks that stay held for 4 TTLs, all", row.locks);
         targets.push(Target::at_least(limit, row.held_part(), 1.0));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Mutex};
+use redlatch::{Locks, Mutex, Options};
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -44,7 +44,8 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     for _ in 0..plan.windows {
         for (clients, column) in CLIENTS.into_iter().zip(&mut columns) {
             observer.alone().await?;
-            column.push(window(server, &mut observer, clients, plan.window).await?);
+            let contenders = Contenders { clients, tasks: 1, options: Options::new() };
+            column.push(window(server, &mut observer, &contenders, plan.window).await?);
         }
     }
     let two_clients: Vec<f64> = columns[0].iter().map(|window| window.rate).collect();
@@ -77,42 +78,60 @@ pub(crate) struct Window {
     handed_over: f64,
     fewest: usize,
     most: usize,
-    longest_wait: Duration,
+    pub(crate) longest_wait: Duration,
     pub(crate) server_cpu_us: f64,
     pub(crate) client_cpu_us: f64,
+    /// Commands that the server ran, those inside of scripts included, for each turn.
+    pub(crate) commands: f64,
 }
 
 impl Window {
-    fn fairness(&self) -> f64 {
+    pub(crate) fn fairness(&self) -> f64 {
         self.fewest as f64 / self.most as f64
     }
 }
 
-/// Opens the clients, runs them until each has had a turn, and then counts their turns.
+/// Who contends for the mutex.
+pub(crate) struct Contenders {
+    pub(crate) clients: usize,
+    /// The tasks of each client.
+    pub(crate) tasks: usize,
+    pub(crate) options: Options,
+}
+
+/// Opens the clients, runs them until each task has had a turn, and then counts the turns of each
+/// client.
 pub(crate) async fn window(
     server: &Server,
     observer: &mut Observer,
-    clients: usize,
+    contenders: &Contenders,
     span: Duration,
 ) -> Outcome<Window> {
     let signals = Arc::new(Signals::default());
     let mut running = JoinSet::new();
-    for _ in 0..clients {
-        let locks = Locks::open(&server.url()).await?;
-        running.spawn(take_turns(locks.mutex("handover")?, Arc::clone(&signals)));
+    let Contenders { clients, tasks, options } = contenders;
+    for client in 0..*clients {
+        let options = options.clone();
+        let locks = Locks::builder().server(server.url().as_str()).options(options).connect().await?;
+        for _ in 0..*tasks {
+            let turns = take_turns(locks.mutex("handover")?, Arc::clone(&signals));
+            running.spawn(async move { turns.await.map(|turns| (client, turns)) });
+        }
     }
-    signals.all_had_a_turn(clients).await?;
+    signals.all_had_a_turn(clients * tasks).await?;
     let (cpu, published) = (observer.cpu().await?, observer.published().await?);
+    let commands = observer.commands().await?;
     let (start, own_cpu) = (Instant::now(), client_cpu());
     sleep(span).await;
     let (end, own_cpu) = (Instant::now(), client_cpu().saturating_sub(own_cpu));
     let (cpu, published) =
         (observer.cpu().await?.saturating_sub(cpu), observer.published().await? - published);
+    let commands = observer.commands().await? - commands;
     signals.stop.store(true, Ordering::Relaxed);
-    let (mut counts, mut longest_wait) = (Vec::new(), Duration::ZERO);
+    let (mut counts, mut longest_wait) = (vec![0; *clients], Duration::ZERO);
     while let Some(turns) = running.join_next().await {
-        let turns = turns??;
-        counts.push(turns.iter().filter(|turn| turn.at >= start && turn.at < end).count());
+        let (client, turns) = turns??;
+        counts[client] += turns.iter().filter(|turn| turn.at >= start && turn.at < end).count();
         // Includes clients that began to wait within the window and are served after it.
         let waits = turns.iter().filter(|turn| turn.at >= start && turn.at - turn.waited < end);
         longest_wait = waits.map(|turn| turn.waited).fold(longest_wait, Duration::max);
@@ -125,6 +144,7 @@ pub(crate) async fn window(
         most: counts.iter().max().copied().unwrap_or(0),
         longest_wait,
         server_cpu_us: cpu.as_secs_f64() * 1e6 / turns as f64,
+        commands: commands as f64 / turns as f64,
         client_cpu_us: own_cpu.as_secs_f64() * 1e6 / turns as f64,
     })
 }

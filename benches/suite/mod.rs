@@ -20,6 +20,7 @@ pub(crate) mod server;
 pub(crate) mod server_cpu;
 pub(crate) mod shards;
 pub(crate) mod topologies;
+pub(crate) mod turns;
 pub(crate) mod work;
 
 /// Every error ends the bench: a figure from a run with errors means nothing.

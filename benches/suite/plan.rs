@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::Outcome;
 
-const USAGE: &str =
-    "usage: scripts/bench [--quick] [pairs] [handover] [renewal] [server] [peers] [scale] [topologies]";
+const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [turns] [renewal] [server] [peers] [scale] [topologies]";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Section {
     Pairs,
     Handover,
+    /// Tasks of one client that pass a mutex on.
+    Turns,
     Renewal,
     /// The server's CPU time.
     Server,
@@ -53,6 +54,7 @@ impl Plan {
                 "--quick" => quick = true,
                 "pairs" => sections.push(Section::Pairs),
                 "handover" => sections.push(Section::Handover),
+                "turns" => sections.push(Section::Turns),
                 "renewal" => sections.push(Section::Renewal),
                 "server" => sections.push(Section::Server),
                 "peers" => sections.push(Section::Peers),

@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
 use super::topologies::Topologies;
-use super::{Outcome, handover, pairs, renewal, scale, server_cpu, topologies};
+use super::{Outcome, handover, pairs, renewal, scale, server_cpu, topologies, turns};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -15,6 +15,7 @@ pub(crate) struct Report {
     pub(crate) head: Head,
     pub(crate) pairs: Vec<pairs::Row>,
     pub(crate) handover: Vec<handover::Row>,
+    pub(crate) turns: Vec<turns::Row>,
     pub(crate) renewal: Option<renewal::Row>,
     pub(crate) server_cpu: Vec<server_cpu::Row>,
     pub(crate) peers: Option<Peers>,
@@ -29,6 +30,7 @@ impl Report {
             head: Head::new(plan, server).await?,
             pairs: Vec::new(),
             handover: Vec::new(),
+            turns: Vec::new(),
             renewal: None,
             server_cpu: Vec::new(),
             peers: None,

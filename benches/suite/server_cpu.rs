@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
+use redlatch::Options;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::handover::Contenders;
 use super::plan::Plan;
 use super::samples::median;
 use super::server::{Observer, Server};
@@ -124,7 +126,8 @@ async fn run(server: &Server, observer: &mut Observer, kind: Kind, span: Duratio
             })
         }
         Kind::HandOver => {
-            let window = handover::window(server, observer, CLIENTS, span).await?;
+            let contenders = Contenders { clients: CLIENTS, tasks: 1, options: Options::new() };
+            let window = handover::window(server, observer, &contenders, span).await?;
             Ok(Cost {
                 server_us: window.server_cpu_us,
                 pairs_per_second: window.rate,

@@ -1,0 +1,129 @@
+//! Tasks of one client that pass a mutex on, with and without `Options::local_turn`.
+
+use std::time::Duration;
+
+use redlatch::Options;
+use serde::Serialize;
+
+use super::Outcome;
+use super::handover::{Contenders, Window, window};
+use super::plan::Plan;
+use super::record::Target;
+use super::samples::median;
+use super::server::Server;
+
+/// The numbers of clients, and of the tasks of each.
+const CONTENDERS: [(usize, usize); 3] = [(1, 256), (4, 64), (16, 16)];
+
+/// How many times more turns there must be than without passing on.
+const LEAST_GAIN: f64 = 25.0;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    clients: usize,
+    tasks: usize,
+    turns_per_second: f64,
+    without: f64,
+    /// The median over all rounds of the one rate divided by the other.
+    gain: f64,
+    /// Of the turns of one client, in the window with the largest difference.
+    fairness: f64,
+    longest_wait_ms: f64,
+    longest_wait_without_ms: f64,
+    commands_per_1000_turns: f64,
+}
+
+pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
+    let mut observer = server.observer().await?;
+    let mut rows = Vec::new();
+    for (clients, tasks) in CONTENDERS {
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for _ in 0..plan.peer_rounds {
+            let off = Options::new().local_turn(Duration::ZERO);
+            for (options, windows) in [(Options::new(), &mut with), (off, &mut without)] {
+                observer.alone().await?;
+                let contenders = Contenders { clients, tasks, options };
+                windows.push(window(server, &mut observer, &contenders, plan.peer_window).await?);
+            }
+        }
+        rows.push(Row::of(clients, tasks, &with, &without));
+    }
+    Ok(rows)
+}
+
+impl Row {
+    fn of(clients: usize, tasks: usize, with: &[Window], without: &[Window]) -> Row {
+        let rate = |windows: &[Window]| median(windows.iter().map(|window| window.rate).collect());
+        let longest = |windows: &[Window]| {
+            let longest = windows.iter().map(|window| window.longest_wait).max().unwrap_or_default();
+            longest.as_secs_f64() * 1e3
+        };
+        Row {
+            clients,
+            tasks,
+            turns_per_second: rate(with),
+            without: rate(without),
+            gain: median(with.iter().zip(without).map(|(on, off)| on.rate / off.rate).collect()),
+            fairness: with.iter().map(Window::fairness).fold(1.0, f64::min),
+            longest_wait_ms: longest(with),
+            longest_wait_without_ms: longest(without),
+            commands_per_1000_turns: 1e3 * median(with.iter().map(|window| window.commands).collect()),
+        }
+    }
+
+    pub(crate) fn targets(&self) -> [Target; 4] {
+        let who = format!("{} clients with {} tasks each", self.clients, self.tasks);
+        [
+            Target::at_least(
+                format!("{who}: turns at least {LEAST_GAIN} times those without passing on"),
+                self.gain,
+                LEAST_GAIN,
+            ),
+            Target::at_least(
+                format!("{who}: fewest/most turns of a client at least 0.9"),
+                self.fairness,
+                0.9,
+            ),
+            Target::at_most(
+                format!("{who}: longest wait at most that without passing on"),
+                self.longest_wait_ms / self.longest_wait_without_ms,
+                1.0,
+            ),
+            Target::at_most(
+                format!("{who}: at most 50 commands for 1,000 turns"),
+                self.commands_per_1000_turns,
+                50.0,
+            ),
+        ]
+    }
+}
+
+pub(crate) fn print(rows: &[Row]) {
+    println!("\ntasks of one client pass a mutex on, for 1 ms; beside it without that");
+    println!(
+        "{:>7} {:>5} {:>9} {:>9} {:>6} {:>12} {:>15} {:>10} {:>20}",
+        "clients",
+        "tasks",
+        "turns/s",
+        "without",
+        "x",
+        "fewest/most",
+        "longest wait ms",
+        "without",
+        "commands/1,000"
+    );
+    for row in rows {
+        println!(
+            "{:>7} {:>5} {:>9.0} {:>9.0} {:>6.1} {:>12.2} {:>15.1} {:>10.1} {:>20.1}",
+            row.clients,
+            row.tasks,
+            row.turns_per_second,
+            row.without,
+            row.gain,
+            row.fairness,
+            row.longest_wait_ms,
+            row.longest_wait_without_ms,
+            row.commands_per_1000_turns,
+        );
+    }
+}
