@@ -5,8 +5,8 @@
 //! round trips, handovers among many clients with those between two. Absolute numbers depend on the
 //! machine; these ratios hardly do.
 //!
-//! Arguments that name sections (`pairs`, `handover`, `turns`, `renewal`, `server`, `peers`, `scale`,
-//! `topologies`) run only those.
+//! Arguments that name sections (`pairs`, `handover`, `turns`, `renewal`, `server`, `peers`,
+//! `scale`, `topologies`) run only those.
 
 mod suite;
 
