@@ -168,7 +168,14 @@ pub async fn other_clients_have_their_turn(setup: Setup) {
         })
         .collect();
     for _ in 0..20 {
-        soon("another client acquires", other.lock()).await.unwrap().release().await.unwrap();
+        let lefts: Vec<i64> = setup.deployment.run_at(lock.key(), &["PTTL", lock.key()]).await;
+        let left = lefts.into_iter().max().and_then(|left| u64::try_from(left).ok());
+        let start = Instant::now();
+        let guard = soon("another client acquires", other.lock()).await.unwrap();
+        if let Some(left) = left {
+            assert!(start.elapsed() < Duration::from_millis(left) / 2, "not because it expired");
+        }
+        guard.release().await.unwrap();
     }
     for task in busy {
         task.abort();
