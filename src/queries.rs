@@ -140,7 +140,10 @@ impl NamedLock {
         let decision = decision.map_err(error)?;
         match decision.answer {
             Answer::Final(0) => Ok(false),
-            Answer::Final(1..) => Ok(true),
+            Answer::Final(1..) => {
+                self.client.end_turn(&self.name);
+                Ok(true)
+            }
             Answer::Final(answer) => {
                 let refused = attempt.refusal(answer, context.clone());
                 Err(refused.unwrap_or_else(|| error(decision.reply.unexpected())))

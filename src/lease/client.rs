@@ -161,6 +161,11 @@ impl Client {
         alive.await.is_err()
     }
 
+    /// The lock was revoked: no task of this client receives its hold from now on.
+    pub(crate) fn end_turn(&self, name: &Name) {
+        self.local_queues.end_turn(name);
+    }
+
     /// Whether no lock is held, being acquired or being released.
     pub(crate) fn is_idle(&self) -> bool {
         [self.keeper.entries(), self.wakeups.mailbox_count(), self.local_queues.entries()] == [0; 3]

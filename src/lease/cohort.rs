@@ -1,6 +1,7 @@
 //! [`Cohort`]: a hold that the tasks of this client pass to each other for a short time, before
 //! another client has its turn: *lock cohorting* (Dice, Marathe, Shavit, PPoPP 2012).
 
+use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,7 +12,7 @@ use tokio::time::sleep;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
-use super::local_queue::LocalFront;
+use super::local_queue::{LocalFront, Turn};
 use super::lock_request::LockRequest;
 use crate::clock::Moment;
 
@@ -59,24 +60,28 @@ pub(super) struct PassedHold {
 }
 
 impl Cohort {
-    /// Begins with a grant by the server. `front` is `None` if this hold is not to be passed on:
-    /// then only its length is observed.
+    /// Begins with a grant by the server, with this token. If the hold may not be passed on, the
+    /// next task comes to the front at once, and only its length is observed.
     pub(super) fn begin(
         client: &Client,
         until: Moment,
         is_unanimous: bool,
-        front: Option<LocalFront>,
+        token: u64,
+        front: LocalFront,
+        may_pass: bool,
     ) -> Arc<Cohort> {
-        let is_held = front.is_some();
         let cohort = Arc::new(Cohort {
             until,
-            state: Mutex::new(front.map_or(CohortState::Over, CohortState::Held)),
+            state: Mutex::new(CohortState::Over),
             has_passed: AtomicBool::new(false),
             is_unanimous,
             generation: client.nodes.generation(),
             timer: OnceLock::new(),
         });
-        if is_held {
+        let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);
+        front.note_grant(token, may_pass.then(|| Arc::downgrade(&turn)));
+        if may_pass {
+            *cohort.state() = CohortState::Held(front);
             let ending = Arc::downgrade(&cohort);
             let timer = client.nodes.runtime().spawn(async move {
                 sleep(until.since(Moment::now())).await;
@@ -120,7 +125,8 @@ impl Cohort {
 
     /// The hold that was left to the task at the front.
     pub(super) fn left_to(front: &LocalFront) -> Option<Arc<Cohort>> {
-        front.take_passed()?.downcast().ok()
+        let turn: Arc<dyn Any + Send + Sync> = front.take_passed()?;
+        turn.downcast().ok()
     }
 
     /// Gives the hold to a task that has come to the front; returns the front if the hold was
@@ -146,19 +152,23 @@ impl Cohort {
         }
     }
 
-    /// Its time is over: the task behind the holder asks the server. A hold that no task has
-    /// received until now is released: the one at the front may not be polled for long.
-    pub(super) fn end(&self) {
-        let state = mem::replace(&mut *self.state(), CohortState::Over);
-        if let CohortState::Held(front) = &state {
-            front.note_slow(!self.has_passed.load(Ordering::Relaxed));
-        }
-        drop(state); // not under the lock: it wakes a task, or leaves a release to the keeper
-    }
-
     /// Poisoning does not matter: nothing under this lock panics.
     fn state(&self) -> MutexGuard<'_, CohortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn for Cohort {
+    /// A hold that no task has received until now is released: the one at the front may not be
+    /// polled for long.
+    fn end(&self) {
+        let state = mem::replace(&mut *self.state(), CohortState::Over);
+        if let CohortState::Held(front) = &state
+            && !self.has_time()
+        {
+            front.note_slow(!self.has_passed.load(Ordering::Relaxed));
+        }
+        drop(state); // not under the lock: it wakes a task, or leaves a release to the keeper
     }
 }
 

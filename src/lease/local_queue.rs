@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -13,20 +13,28 @@ use crate::name::Name;
 #[derive(Default)]
 pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
 
-/// A [`Cohort`](super::cohort::Cohort), which knows the queues: they do not know it.
-pub(super) type Passed = Arc<dyn Any + Send + Sync>;
+/// A turn of this client: a [`Cohort`](super::cohort::Cohort), which knows the queues, while they
+/// do not know it.
+pub(super) trait Turn: Any + Send + Sync {
+    /// The task behind the holder asks the server.
+    fn end(&self);
+}
 
 struct LocalQueue {
     /// Where tasks wait to come to the front. `None` until the first one waits: the first task is
     /// there without a permit.
-    turn: Option<Arc<Semaphore>>,
+    places: Option<Arc<Semaphore>>,
     /// `None` until the first task waits: a lock without competition needs none.
     events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     entering: usize,
     /// A hold that the task at the front is to receive.
-    passed: Option<Passed>,
+    passed: Option<Arc<dyn Turn>>,
+    /// The turn that began last, if it lasts.
+    turn: Option<Weak<dyn Turn>>,
+    /// The token that the server granted last.
+    last_token: u64,
     /// How many holds in a row took longer than a turn.
     slow_holds: u32,
 }
@@ -44,7 +52,7 @@ pub(super) enum LockEvent {
 
 /// A task that waits for its turn. Dropped, it leaves the queue.
 pub(super) struct LocalWaiter {
-    turn: Arc<Semaphore>,
+    places: Arc<Semaphore>,
     events: watch::Receiver<LockEvent>,
     entry: LocalEntry,
 }
@@ -71,11 +79,13 @@ impl LocalQueues {
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
         let mut local_queues = lock(&self.0);
         let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
-            turn: None,
+            places: None,
             events: None,
             waiters: 0,
             entering: 0,
             passed: None,
+            turn: None,
+            last_token: 0,
             slow_holds: 0,
         });
         local_queue.waiters += 1;
@@ -85,13 +95,13 @@ impl LocalQueues {
         if is_first {
             return Ok(LocalFront { permit: None, entry });
         }
-        let turn = Arc::clone(local_queue.turn.get_or_insert_with(|| Arc::new(Semaphore::new(0))));
-        match Arc::clone(&turn).try_acquire_owned() {
+        let places = Arc::clone(local_queue.places.get_or_insert_with(|| Arc::new(Semaphore::new(0))));
+        match Arc::clone(&places).try_acquire_owned() {
             Ok(permit) => Ok(LocalFront { permit: Some(permit), entry }),
             // Under the same lock: events after this reach the task.
             Err(_) => {
                 let events = local_queue.events.get_or_insert_with(|| watch::Sender::new(LockEvent::None));
-                Err(LocalWaiter { turn, events: events.subscribe(), entry })
+                Err(LocalWaiter { places, events: events.subscribe(), entry })
             }
         }
     }
@@ -118,6 +128,12 @@ impl LocalQueues {
         }
     }
 
+    /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
+    pub(super) fn end_turn(&self, name: &Name) {
+        let turn = lock(&self.0).get(name).and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
+        turn.into_iter().for_each(|turn| turn.end()); // not under the lock: it wakes a task
+    }
+
     /// A hold was short enough to be passed on.
     pub(super) fn note_quick(&self, name: &Name) {
         if let Some(local_queue) = lock(&self.0).get_mut(name) {
@@ -134,10 +150,10 @@ impl LocalQueues {
 impl LocalWaiter {
     /// Splits the waiter into a future of the turn and a receiver of events.
     pub(super) fn split(self) -> (impl Future<Output = LocalFront>, watch::Receiver<LockEvent>) {
-        let LocalWaiter { turn, events, entry } = self;
+        let LocalWaiter { places, events, entry } = self;
         let front = async move {
             // It fails only if the semaphore is closed, which no code does.
-            LocalFront { permit: turn.acquire_owned().await.ok(), entry }
+            LocalFront { permit: places.acquire_owned().await.ok(), entry }
         };
         (front, events)
     }
@@ -165,13 +181,23 @@ impl LocalFront {
         });
     }
 
+    /// The server has granted the lock with this token, and a turn begins.
+    pub(super) fn note_grant(&self, token: u64, turn: Option<Weak<dyn Turn>>) {
+        self.with_queue(|local_queue| (local_queue.last_token, local_queue.turn) = (token, turn));
+    }
+
+    /// The token that the server granted last.
+    pub(super) fn last_token(&self) -> u64 {
+        self.with_queue(|local_queue| local_queue.last_token)
+    }
+
     /// Leaves the front, and a hold to the task that comes there next.
-    pub(super) fn pass(self, passed: Passed) {
+    pub(super) fn pass(self, passed: Arc<dyn Turn>) {
         self.with_queue(|local_queue| local_queue.passed = Some(passed));
     }
 
     /// The hold that was left to the task that is at the front.
-    pub(super) fn take_passed(&self) -> Option<Passed> {
+    pub(super) fn take_passed(&self) -> Option<Arc<dyn Turn>> {
         self.with_queue(|local_queue| local_queue.passed.take())
     }
 
@@ -191,9 +217,9 @@ impl Drop for LocalEntry {
                 let removed = local_queues.remove(&self.name);
                 drop(local_queues);
                 drop(removed); // not under the lock: it may have a hold that no task will receive
-            } else if let Some(turn) = local_queue.turn.clone().filter(|_| self.is_first) {
+            } else if let Some(places) = local_queue.places.clone().filter(|_| self.is_first) {
                 drop(local_queues);
-                turn.add_permits(1);
+                places.add_permits(1);
             }
         }
     }

@@ -15,7 +15,7 @@ use super::close::OpenCall;
 use super::cohort::{Cohort, PassedHold};
 use super::kind::Kind;
 use super::lease::{Lease, LeaseEnd};
-use super::local_queue::LocalFront;
+use super::local_queue::{LocalFront, Turn};
 use super::lock_request::LockRequest;
 use super::release::{Decision, ReleaseOutcome, release, retry};
 use crate::clock::Moment;
@@ -81,8 +81,9 @@ impl OwnedLease {
         // short as a claim, is not due for renewal in that time.
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
-        let front = Some(front).filter(|_| self.guard.attempt.tokens > 1);
-        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, front));
+        let token = self.lease.fencing_token().map_or(0, FencingToken::get);
+        let may_pass = self.guard.attempt.tokens > 1;
+        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, token, front, may_pass));
     }
 
     /// The hold that another task of this client has passed on; returns the front if there is none.
@@ -124,7 +125,11 @@ impl OwnedLease {
         // From here on the next task comes to the front, whatever it finds there.
         let until = self.lease.until();
         let is_certain = !self.lease.is_renewing() && !attempt.in_flight.is_indeterminate();
-        let may_pass = cohort.has_time() && attempt.may_pass() && is_certain && !client.nodes.is_failing();
+        let may_pass = cohort.has_time()
+            && attempt.may_pass()
+            && is_certain
+            && !client.nodes.is_failing()
+            && !client.keeper.closing.has_begun();
         if !may_pass || !front.has_waiters_behind() {
             return false;
         }

@@ -147,9 +147,13 @@ impl Nodes {
         if self.deployment.decides_alone() {
             return None;
         }
+        Some(self.clock().max(self.accepted.load(Ordering::Relaxed) + 1))
+    }
+
+    /// The servers' clock, as far as it is known.
+    pub(crate) fn clock(&self) -> u64 {
         let clocks = self.all.iter().map(|node| node.clock()).collect();
-        let now = median_clock(clocks, self.deployment.majority())?;
-        Some(now.max(self.accepted.load(Ordering::Relaxed) + 1))
+        median_clock(clocks, self.deployment.majority()).unwrap_or(0)
     }
 
     /// Whether a node has failed and not answered since.

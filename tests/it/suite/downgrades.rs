@@ -44,6 +44,30 @@ pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
     setup.finish().await;
 }
 
+/// What a write has reserved for its turn is not given back by a downgrade.
+pub async fn counter_stays_behind_the_clock_with_downgrades_in_turns(setup: Setup) {
+    let lock = setup.rwlock(Options::new()).await;
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let time: Vec<Vec<u64>> = setup.deployment.run_at(lock.name().key(), &["TIME"]).await;
+    let now = time.iter().map(|time| time[0] * 1_000_000 + time[1]).max().unwrap();
+    let last = setup.state_of(lock.name()).await.last_token.unwrap();
+    assert!(last < now + 10_000, "{} us ahead after 800 turns", last.saturating_sub(now));
+    drop(lock);
+    setup.finish().await;
+}
+
 pub async fn downgraded_lease_is_renewed(setup: Setup) {
     let short = Duration::from_secs(2);
     let lock = setup.rwlock(Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;

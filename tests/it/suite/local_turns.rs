@@ -230,6 +230,24 @@ pub async fn tokens_of_a_revoked_turn_are_smaller_than_the_next(setup: Setup) {
     setup.finish().await;
 }
 
+pub async fn a_forced_release_ends_the_turn_of_its_client(setup: Setup) {
+    let lock = setup.lock_with("own", long_turn()).await;
+    let other = setup.rival("own").await;
+    let guard = contended(&lock).await;
+    let next = waiting(&lock).await;
+    assert!(lock.force_release().await.unwrap());
+    let new = soon("another client acquires", other.lock()).await.unwrap();
+    let released = guard.release().await;
+    assert!(matches!(released, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{released:?}");
+    let first = new.token();
+    new.release().await.unwrap();
+    let guard = soon("the next task acquires", next).await.unwrap();
+    assert!(guard.token() > first, "it is the server's grant");
+    guard.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
 pub async fn a_close_releases_a_passed_hold(setup: Setup) {
     let locks = setup.client_with(long_turn()).await;
     let lock = setup.kind.lock(&locks, "closed");

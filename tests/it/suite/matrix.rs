@@ -86,6 +86,7 @@ macro_rules! passed_on {
             a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
             tokens_grow_after_the_counter_is_lost_between_turns
             tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
+            a_forced_release_ends_the_turn_of_its_client
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
@@ -121,7 +122,8 @@ macro_rules! owners {
         }
         crate::suite::matrix::tests! { $core downgrades: downgrade_admits_readers_before_any_writer }
         crate::suite::matrix::tests! { $rest downgrades:
-            downgraded_lease_is_renewed downgrade_converts_one_of_several_holds
+            downgraded_lease_is_renewed counter_stays_behind_the_clock_with_downgrades_in_turns
+            downgrade_converts_one_of_several_holds
             downgrade_counts_once_if_its_reply_is_lost downgrade_keeps_ttl_of_other_holds
             late_downgrade_reply_yields_no_longer_lease
         }
