@@ -4,7 +4,7 @@ import { Cluster, Redis } from "ioredis";
 import { LockError, Redlatch } from "./redlatch.mjs";
 
 const leases = new Map();
-let client, redis;
+const clients = new Map(); // by the name of the client, or undefined
 
 function connect(address, topology, resp) {
   const { hostname: host, port, username, password } = new URL(address);
@@ -17,7 +17,8 @@ function connect(address, topology, resp) {
   return new Redis({ ...node, ...user, ...(resp ? { protocol: resp } : {}) });
 }
 
-function acquire({ kind, name, ttl_ms: ttl = 3000, limit_ms: timeout = 5000, owner }) {
+function acquire({ client: from, kind, name, ttl_ms: ttl = 3000, limit_ms: timeout = 5000, owner }) {
+  const { client } = clients.get(from);
   const options = { ttl, owner };
   if (timeout === 0) return client.tryAcquire(kind, name, options);
   return client.acquire(kind, name, { ...options, timeout });
@@ -34,10 +35,12 @@ const ERRORS = { bad_name: "invalid_name", unavailable: "no_answer" };
 for (const code of [...CODES, "timed_out", "lost"]) ERRORS[code] = code;
 
 const commands = {
-  async open({ url, topology, prefix, resp }) {
-    redis = connect(url, topology, resp);
+  async open({ client: key, url, topology, prefix, resp }) {
+    const redis = connect(url, topology, resp);
     redis.on("error", (error) => console.error(error.message));
-    client = new Redlatch(redis, { prefix, onError: (error) => console.error(error.message) });
+    const onError = (error) => console.error(error.message);
+    const client = new Redlatch(redis, { prefix, onError });
+    clients.set(key, { client, redis });
     if ((await withLimit(client.ready, 5000)) === false) throw new Error("no connection");
   },
 
@@ -64,6 +67,7 @@ const commands = {
   /** Adds one to a counter by GET and SET, which loses updates unless the lock excludes others. */
   async count({ key, seconds, ...command }) {
     const end = performance.now() + seconds * 1000;
+    const { redis } = clients.get(command.client);
     const state = { increments: 0, longest_ms: 0, tokens_ascending: true };
     let last = 0;
     while (performance.now() < end) {
@@ -79,7 +83,8 @@ const commands = {
     return state;
   },
 
-  async close() {
+  async close({ client: key }) {
+    const { client, redis } = clients.get(key) ?? {};
     await client?.close();
     redis?.disconnect();
   },
@@ -110,6 +115,6 @@ for await (const line of createInterface({ input: process.stdin })) {
   }
   const answered = answer(command);
   if (!command.async) await answered;
-  if (command.do === "close") break;
+  if (command.do === "close" && !command.client) break;
 }
 process.exit(0);

@@ -38,10 +38,10 @@ def error_name(error: Exception) -> str:
 
 class Worker:
     def __init__(self):
-        self.locks, self.leases = None, {}
+        self.locks, self.leases = {}, {}
 
     def acquire_lease(self, command: dict, limit: float) -> redlatch.Lease:
-        method = getattr(self.locks, command["kind"])
+        method = getattr(self.locks[command.get("client")], command["kind"])
         owner = {"owner": command["owner"]} if command.get("owner") else {}
         ttl = command.get("ttl_ms", 3000) / 1000
         return method(command["name"], ttl=ttl, timeout=limit, **owner)
@@ -49,7 +49,8 @@ class Worker:
     def open(self, command: dict) -> dict:
         topology = command.get("topology", "server")
         client = connect(command["url"], topology, command.get("resp", 0))
-        self.locks = redlatch.Locks(client, command.get("prefix", "lock:"))
+        prefix = command.get("prefix", "lock:")
+        self.locks[command.get("client")] = redlatch.Locks(client, prefix)
         return {}
 
     def acquire(self, command: dict) -> dict:
@@ -74,11 +75,13 @@ class Worker:
         return {} if is_lost else {"ok": False, "error": "timed_out"}
 
     def close(self, command: dict) -> dict:
-        return {} if self.locks is None else self.locks.close() or {}
+        locks = self.locks.pop(command.get("client"), None)
+        return locks.close() or {} if locks else {}
 
     def count(self, command: dict) -> dict:
         """Increments a counter by GET and SET under the lock: a second holder loses increments."""
-        client, key, tokens, longest = self.locks.client, command["key"], [], 0.0
+        client = self.locks[command.get("client")].client
+        key, tokens, longest = command["key"], [], 0.0
         end = time.monotonic() + command["seconds"]
         while time.monotonic() < end:
             begin, lease = time.monotonic(), self.acquire_lease(command, 10)
@@ -114,7 +117,7 @@ def main() -> None:
             threading.Thread(target=worker.run, args=(command,), daemon=True).start()
         else:
             worker.run(command)
-        if command.get("do") == "close":
+        if command.get("do") == "close" and "client" not in command:
             break
 
 

@@ -21,7 +21,7 @@ import (
 )
 
 type command struct {
-	Do, URL, Topology, Prefix, Kind, Name, Owner, As, Key string
+	Do, Client, URL, Topology, Prefix, Kind, Name, Owner, As, Key string
 	TTL                                                   time.Duration  `json:"ttl_ms"`
 	Limit                                                 *time.Duration `json:"limit_ms"`
 	Seconds                                               float64
@@ -33,9 +33,9 @@ type command struct {
 type answer map[string]any
 
 var (
-	db     redis.UniversalClient
-	client *redlatch.Client
-	leases sync.Map // "as" -> *redlatch.Lease
+	dbs     sync.Map // "client" -> redis.UniversalClient
+	clients sync.Map // "client" -> *redlatch.Client
+	leases  sync.Map // "as" -> *redlatch.Lease
 	kinds  = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
 		"read": redlatch.Read, "write": redlatch.Write}
 	errUnknown = errors.New("unknown")
@@ -55,15 +55,21 @@ func (c command) limit() time.Duration {
 	return *c.Limit * time.Millisecond
 }
 
+func (c command) client() *redlatch.Client {
+	found, _ := clients.Load(c.Client)
+	return found.(*redlatch.Client) // it panics if there is none
+}
+
 func acquire(c command, limit time.Duration) (*redlatch.Lease, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(limit, 5*time.Second))
 	defer cancel()
-	return client.Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name, Owner: c.Owner,
+	return c.client().Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name, Owner: c.Owner,
 		TTL: cmp.Or(c.TTL, 3000) * time.Millisecond, NoWait: limit == 0})
 }
 
 // count increments a number with a GET and a SET, which only the lock keeps together.
 func (a answer) count(c command) (err error) {
+	db, _ := dbs.Load(c.Client)
 	increments, longest, token, isAscending := 0, int64(0), int64(0), true
 	for began := time.Now(); err == nil && time.Since(began).Seconds() < c.Seconds; increments++ {
 		requested, lease := time.Now(), (*redlatch.Lease)(nil)
@@ -72,8 +78,8 @@ func (a answer) count(c command) (err error) {
 		}
 		longest = max(longest, time.Since(requested).Milliseconds())
 		isAscending, token = isAscending && lease.Token > token, lease.Token
-		value, _ := db.Get(lease.Context(), c.Key).Int64()
-		err = cmp.Or(db.Set(lease.Context(), c.Key, value+1, 0).Err(), lease.Release())
+		value, _ := db.(redis.UniversalClient).Get(lease.Context(), c.Key).Int64()
+		err = cmp.Or(db.(redis.UniversalClient).Set(lease.Context(), c.Key, value+1, 0).Err(), lease.Release())
 	}
 	a["increments"], a["longest_ms"], a["tokens_ascending"] = increments, longest, isAscending
 	return err
@@ -89,14 +95,18 @@ func (a answer) run(c command) (err error) {
 		if err != nil {
 			return err
 		}
-		db = redis.NewUniversalClient(&redis.UniversalOptions{
+		db := redis.NewUniversalClient(&redis.UniversalOptions{
 			MasterName: master, IsClusterMode: c.Topology == "cluster", Protocol: c.Resp,
 			Addrs: []string{server.Addr}, Username: server.Username, Password: server.Password})
 		lua := os.DirFS(cmp.Or(os.Getenv("REDLATCH_LUA"), "../.."))
-		client, err = redlatch.New(context.Background(), db, lua, c.Prefix)
+		client, err := redlatch.New(context.Background(), db, lua, c.Prefix)
+		if err == nil {
+			dbs.Store(c.Client, db)
+			clients.Store(c.Client, client)
+		}
 		return err
 	case "close":
-		err = client.Close()
+		err = c.client().Close()
 	case "count":
 		err = a.count(c)
 	case "acquire":
@@ -153,7 +163,7 @@ func main() {
 		}
 		if c.Async {
 			go reply()
-		} else if reply(); c.Do == "close" {
+		} else if reply(); c.Do == "close" && c.Client == "" {
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import io.lettuce.core.*;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.api.sync.RedisClusterCommands;
 import io.lettuce.core.protocol.ProtocolVersion;
+import io.lettuce.core.resource.ClientResources;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.*;
@@ -15,8 +16,9 @@ import java.util.concurrent.*;
 public final class Worker {
   private static final ObjectMapper JSON = new ObjectMapper();
   private final Map<String, Redlatch.Lease> leases = new ConcurrentHashMap<>();
-  private Redlatch locks;
-  private RedisClusterCommands<String, String> redis;
+  private final Map<String, Redlatch> clients = new ConcurrentHashMap<>(); // by their names, or ""
+  private final Map<String, RedisClusterCommands<String, String>> redis = new ConcurrentHashMap<>();
+  private final ClientResources resources = ClientResources.create(); // threads, for all clients
 
   public static void main(String[] args) {
     Worker worker = new Worker();
@@ -30,7 +32,7 @@ public final class Worker {
           continue;
         }
         print(worker.answer(command));
-        if (command.path("do").asText().equals("close")) System.exit(0);
+        if (command.path("do").asText().equals("close") && !command.has("client")) System.exit(0);
       } catch (Exception e) { // not JSON
         print(failure("unknown"));
       }
@@ -66,7 +68,7 @@ public final class Worker {
         }
         case "count" -> count(c);
         case "close" -> {
-          locks.close();
+          clients.get(client(c)).close();
           yield ok();
         }
         default -> failure("unknown");
@@ -96,27 +98,30 @@ public final class Worker {
     }
     uri.setTimeout(Duration.ofSeconds(20));
     if (topology.equals("cluster")) {
-      RedisClusterClient client = RedisClusterClient.create(uri);
-      locks = new Redlatch(lua, prefix, client);
-      redis = client.connect().sync();
+      RedisClusterClient client = RedisClusterClient.create(resources, uri);
+      clients.put(client(c), new Redlatch(lua, prefix, client));
+      redis.put(client(c), client.connect().sync());
     } else {
-      RedisClient client = RedisClient.create(uri);
+      RedisClient client = RedisClient.create(resources, uri);
       int resp = c.path("resp").asInt(); // 0: what is usual
       if (resp != 0) {
         var version = resp == 2 ? ProtocolVersion.RESP2 : ProtocolVersion.RESP3;
         client.setOptions(ClientOptions.builder().protocolVersion(version).build());
       }
-      locks = new Redlatch(lua, prefix, client);
-      redis = client.connect().sync();
+      clients.put(client(c), new Redlatch(lua, prefix, client));
+      redis.put(client(c), client.connect().sync());
     }
     return ok();
   }
+
+  private static String client(JsonNode c) { return c.path("client").asText(); }
 
   private static long limitMs(JsonNode c) { return c.path("limit_ms").asLong(5000); }
 
   private Redlatch.Lease acquire(JsonNode c, long limitMs) throws InterruptedException {
     String name = c.path("name").asText();
     String owner = c.path("owner").asText();
+    Redlatch locks = clients.get(client(c));
     Redlatch.Lock lock = switch (c.path("kind").asText()) {
       case "mutex" -> locks.mutex(name);
       case "reentrant" -> locks.reentrant(name, owner);
@@ -139,8 +144,8 @@ public final class Worker {
         longestMs = Math.max(longestMs, (System.nanoTime() - start) / 1_000_000);
         isAscending &= lease.token() > last;
         last = lease.token();
-        String value = redis.get(c.path("key").asText());
-        redis.set(c.path("key").asText(), "" + (value == null ? 1 : Long.parseLong(value) + 1));
+        String value = redis.get(client(c)).get(c.path("key").asText());
+        redis.get(client(c)).set(c.path("key").asText(), "" + (value == null ? 1 : Long.parseLong(value) + 1));
         increments++;
       }
     }
