@@ -120,6 +120,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     if (verb === "downgrade" && kind !== "write") throw new TypeError("not a write lock");
     const sent = stopwatch();
     const answer = isValid() ? await call(left() / 4, verb, ...head, ttl, ...minToken) : 0;
+    if (answer === -5) throw fail("malformed", `${verb} was refused with -5`);
     if (answer > 0 && isValid()) {
       client.minToken(answer);
       if (sent() < elapsed()) elapsed = sent;
@@ -168,7 +169,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     if (signal?.aborted) abort();
     // A message for an attempt that has ended: a failover has revived it, or it is being released.
     const notify = () => (isOver ? client.background(callRelease()) : nap?.abort());
-    client.attempts.set(id, { notify, close: () => cancel(fail("closed", "client closed")) });
+    const close = () => cancel(fail("closed", "client closed"));
+    client.attempts.set(id, { notify, close, poll: () => nap?.abort() });
     await run().then(resolve, reject);
     clearTimeout(limit);
     signal?.removeEventListener("abort", abort);
@@ -267,7 +269,10 @@ export class Redlatch {
 
   /** Keeps a subscription, in a cluster at any node. Each new one may be at another server. */
   async #listen() {
-    const confirm = () => (this.isSubscribed = true);
+    const confirm = () => {
+      this.isSubscribed = true;
+      for (const { poll } of this.attempts.values()) poll(); // messages may have been lost
+    };
     const notify = (id) => this.attempts.get(id)?.notify();
     while (!this.isClosed) {
       await sleep(50);
