@@ -45,7 +45,7 @@ public final class Redlatch implements AutoCloseable {
   private final Map<String, Semaphore> waiters = new ConcurrentHashMap<>(); // by their attempts
   private final CountDownLatch confirmed = new CountDownLatch(1);
   private long offset = Long.MIN_VALUE; // from the local clock to the server's, in µs
-  private volatile Link link;
+  private volatile CompletableFuture<Link> link; // not done while one is replaced
   private volatile boolean isSubscribed, isClosed;
   private volatile Semaphore broken = new Semaphore(0); // of the present subscription
   private boolean isReplacing;
@@ -62,10 +62,11 @@ public final class Redlatch implements AutoCloseable {
         + (client instanceof RedisClusterClient ? "~" : "");
     for (String kind : List.of("mutex", "reentrant", "rwlock", "node", "fenced"))
       scripts.put(kind, Files.readAllBytes(lua.resolve(kind + ".lua")));
-    link = connect();
+    Link first = connect();
+    link = completedFuture(first);
     timer = client.getResources().eventExecutorGroup();
-    timeoutMs = link.connection.getTimeout().toMillis();
-    link.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
+    timeoutMs = first.connection.getTimeout().toMillis();
+    first.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
         .toCompletableFuture().join();
     start(this::subscribe);
     try {
@@ -90,15 +91,19 @@ public final class Redlatch implements AutoCloseable {
     thread.start();
   }
 
-  /** Replaces a connection that did not answer in time. */
+  /** Replaces a connection that did not answer in time. Requests wait for the new one, for 1 s. */
   private synchronized void replace(Link silent) {
-    if (link != silent || isReplacing || isClosed) return;
+    if (link.getNow(null) != silent || isReplacing || isClosed) return;
     isReplacing = true;
+    var next = new CompletableFuture<Link>().completeOnTimeout(silent, 1, SECONDS);
+    link = next;
     start(() -> {
       try {
-        link = connect();
+        Link made = connect();
+        if (!next.complete(made)) link = completedFuture(made);
         silent.connection.closeAsync();
       } catch (RuntimeException e) { // Lettuce connects again as well
+        next.complete(silent);
       } finally {
         synchronized (this) { isReplacing = false; }
       }
@@ -124,7 +129,8 @@ public final class Redlatch implements AutoCloseable {
           }
         });
         news.async().subscribe(channel).get(1, SECONDS);
-        link.redis.time().thenAccept(time -> observe(time.get(0) + "000000"));
+        link.thenCompose(used -> used.redis.time())
+            .thenAccept(time -> observe(time.get(0) + "000000"));
         isSubscribed = true;
         confirmed.countDown();
         waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
@@ -140,7 +146,7 @@ public final class Redlatch implements AutoCloseable {
   @Override public void close() {
     isClosed = true;
     broken.release();
-    link.connection.close();
+    link.thenAccept(used -> used.connection.close());
   }
 
   // The holds of one owner, for instance a UUID, nest. For read and write, "" means no owner.
@@ -173,13 +179,13 @@ public final class Redlatch implements AutoCloseable {
     byte[] source = scripts.get(kind);
     String[] k = keys.toArray(String[]::new);
     String[] w = Arrays.stream(words).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
-    Link used = link;
-    String sha1 = used.redis.digest(source);
-    return within(ms, used.redis.evalsha(sha1, ScriptOutputType.MULTI, k, w))
+    return link.thenCompose(used ->
+        within(ms, used.redis.evalsha(used.redis.digest(source), ScriptOutputType.MULTI, k, w))
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
             ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
         .orTimeout(ms, MILLISECONDS)
-        .whenComplete((answer, e) -> { if (("" + e).contains("TimeoutException")) replace(used); });
+        .whenComplete((answer, e) -> { if (("" + e).contains("TimeoutException")) replace(used); }))
+        .orTimeout(ms, MILLISECONDS);
   }
 
   private static boolean isFinal(Throwable e) {
