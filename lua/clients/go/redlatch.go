@@ -57,6 +57,7 @@ type Client struct {
 	isSubscribed    atomic.Bool
 	stop            context.CancelFunc // of the subscription
 	waiters         sync.Map           // attempt -> context.CancelFunc, which ends its pause
+	ended           sync.Map           // attempt -> *Lease, for a minute: a failover may revive it
 	background      sync.WaitGroup     // attempts that are being given up
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
@@ -115,6 +116,11 @@ func (c *Client) listen(ctx context.Context, confirm func()) {
 					wake.(context.CancelFunc)()
 				}
 			}
+			for attempt, lease := range c.ended.Range {
+				if message != nil && strings.Contains(message.Payload, attempt.(string)) {
+					go lease.(*Lease).call(ctx, idle, "release", "", c.minToken())
+				}
+			}
 		}
 		c.isSubscribed.Store(false)
 		unwatch()
@@ -169,12 +175,12 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 			c.background.Go(func() { l.Release() })
 		}
 	}()
-	for place := ""; ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		pause, wake := context.WithCancel(ctx)
 		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
 		sent, delay := time.Now(), poll
 		l.sent.Store(&sent)
-		answer, err := l.call(ctx, max(l.TTL/4, poll), path.Base(l.Kind), place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
+		answer, err := l.call(ctx, max(l.TTL/4, poll), path.Base(l.Kind), l.place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
 		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
 			l.Token = token
 			time.AfterFunc(l.remaining()/3, l.keep)
@@ -185,7 +191,7 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 			return nil, cmp.Or(err, ErrBusy)
 		} else if busy, ok := answer.([]any); ok { // pttl and the server's clock
 			c.observe(busy[1].(int64))
-			place = cmp.Or(place, fmt.Sprint(busy[1])) // the first one
+			l.place = cmp.Or(l.place, fmt.Sprint(busy[1])) // the first one
 			if l.channel == c.channel && c.isSubscribed.Load() {
 				delay = claim / 2
 			}
@@ -203,6 +209,7 @@ type Lease struct {
 	Token  int64 // the fencing token
 	c      *Client
 	keys   []string
+	place  string                    // the time of the first busy answer
 	sent   atomic.Pointer[time.Time] // when the last grant or renewal was requested
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -306,6 +313,10 @@ func (l *Lease) Release() error { return l.giveUp(context.Canceled) }
 func (l *Lease) giveUp(cause error) error {
 	if l.cancel(cause); context.Cause(l.ctx) != cause { // the lease has ended before
 		return ErrLost
+	}
+	if l.place != "" {
+		l.c.ended.Store(l.attempt, l)
+		time.AfterFunc(time.Minute, func() { l.c.ended.Delete(l.attempt) })
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()

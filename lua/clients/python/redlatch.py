@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import re
 import secrets
@@ -95,6 +96,7 @@ class Locks:
         self._lock = threading.Lock()
         self._is_subscribed, self._closed = threading.Event(), threading.Event()
         self._waiters, self._min_token, self._clock_offset = {}, 0, 0
+        self._ended = {}  # for a minute: a failover may revive an attempt that was queued
         self._observe(*self.client.time())
         _start(self._subscribe)
         self._is_subscribed.wait(1.0)
@@ -147,6 +149,14 @@ class Locks:
                 self._min_token = now + self._clock_offset
             return self._min_token
 
+    def _remember_end(self, lease: Lease) -> None:
+        with self._lock:
+            if lease._queued_at:
+                self._ended[lease.attempt] = clock() + 60.0, lease
+            for attempt, (until, _) in list(itertools.islice(self._ended.items(), 2)):
+                if until < clock():
+                    del self._ended[attempt]
+
     def _subscribe(self) -> None:
         """Reads the subscription. With Sentinel, a silent one may lead to a former master."""
         while not self._closed.is_set():
@@ -179,6 +189,8 @@ class Locks:
             attempts = (data if isinstance(data, str) else data.decode()).split(" ")[0].split(",")
         for attempt in attempts:
             self._waiters.get(attempt, threading.Event()).set()
+            if ended := self._ended.get(attempt):
+                _start(ended[1]._call, LIMIT, "release", "", self._observe())
 
 
 class Lease(contextlib.AbstractContextManager):
@@ -192,7 +204,7 @@ class Lease(contextlib.AbstractContextManager):
         self._head = [self.attempt, owner] if has_owner else [self.attempt]
         self._queue = ["", "", max_depth] if has_owner and max_depth else []  # claim_ms, channel
         self._wake, self._is_over, self._may_hold = threading.Event(), threading.Event(), True
-        self._valid_until, self._renew_at = 0.0, 0.0
+        self._valid_until, self._renew_at, self._queued_at = 0.0, 0.0, ""
 
     @property
     def is_valid(self) -> bool:
@@ -238,7 +250,7 @@ class Lease(contextlib.AbstractContextManager):
 
     def _acquire(self, until: float, waits: bool) -> bool:
         """Returns whether the grant came in time, or too late. Raises if there is none."""
-        locks, queued_at, proposal, failure = self.locks, "", "", ""
+        locks, proposal, failure = self.locks, "", ""
         if waits:
             channel = locks._channel if locks._is_subscribed.is_set() else ""
             self._queue[:2] = [int(min(self.ttl, CLAIM) * 1000), channel]
@@ -246,7 +258,7 @@ class Lease(contextlib.AbstractContextManager):
         try:
             while clock() < until:
                 self._wake.clear()
-                sent, words = clock(), [queued_at, proposal, self._ttl_ms, locks._observe()]
+                sent, words = clock(), [self._queued_at, proposal, self._ttl_ms, locks._observe()]
                 try:
                     limit = min(until - sent, max(self.ttl / 4, POLL))
                     answer = self._call(limit, self._verb, *words, *self._queue)
@@ -256,9 +268,10 @@ class Lease(contextlib.AbstractContextManager):
                     failure, answer = f"; last failure: {error}", [POLL * 1000, 0]
                 if isinstance(answer, int):
                     return self._grant(answer, sent)
-                self._may_hold, queued_at = waits, queued_at or answer[1] or ""
+                self._may_hold = waits
                 if not waits:
                     break
+                self._queued_at = self._queued_at or answer[1] or ""
                 locks._observe(0, answer[1])
                 is_notified = self._queue[1] and locks._is_subscribed.is_set()
                 pause = self._queue[0] / 2000 if is_notified else POLL
@@ -298,6 +311,7 @@ class Lease(contextlib.AbstractContextManager):
         """Releases in the background: until answered, or until nothing can be left to release."""
         self._is_over.set()
         self.locks._waiters.pop(self.attempt, None)
+        self.locks._remember_end(self)
         released = _start(self._release)
         _releases.add(released)
         released.add_done_callback(_releases.discard)

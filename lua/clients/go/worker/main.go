@@ -22,12 +22,12 @@ import (
 
 type command struct {
 	Do, Client, URL, Topology, Prefix, Kind, Name, Owner, As, Key string
-	TTL                                                   time.Duration  `json:"ttl_ms"`
-	Limit                                                 *time.Duration `json:"limit_ms"`
-	Seconds                                               float64
-	Resp                                                  int // 2 or 3; 0: what is usual
-	Async                                                 bool
-	ID                                                    any
+	TTL                                                           time.Duration  `json:"ttl_ms"`
+	Limit                                                         *time.Duration `json:"limit_ms"`
+	Seconds                                                       float64
+	Resp                                                          int // 2 or 3; 0: what is usual
+	Async                                                         bool
+	ID                                                            any
 }
 
 type answer map[string]any
@@ -36,7 +36,7 @@ var (
 	dbs     sync.Map // "client" -> redis.UniversalClient
 	clients sync.Map // "client" -> *redlatch.Client
 	leases  sync.Map // "as" -> *redlatch.Lease
-	kinds  = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
+	kinds   = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
 		"read": redlatch.Read, "write": redlatch.Write}
 	errUnknown = errors.New("unknown")
 	names      = map[error]string{errUnknown: "unknown", context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",

@@ -43,6 +43,7 @@ public final class Redlatch implements AutoCloseable {
   private final String prefix, channel;
   private final Map<String, byte[]> scripts = new HashMap<>();
   private final Map<String, Semaphore> waiters = new ConcurrentHashMap<>(); // by their attempts
+  private final Map<String, Lease> ended = new ConcurrentHashMap<>(); // a failover may revive them
   private final CountDownLatch confirmed = new CountDownLatch(1);
   private long offset = Long.MIN_VALUE; // from the local clock to the server's, in µs
   private volatile CompletableFuture<Link> link; // not done while one is replaced
@@ -124,8 +125,11 @@ public final class Redlatch implements AutoCloseable {
         });
         news.addListener(new RedisPubSubAdapter<>() {
           @Override public void message(String channel, String text) { // attempt[,attempt] token …
-            for (String id : text.split("[ ,]"))
+            for (String id : text.split("[ ,]")) {
               waiters.getOrDefault(id, new Semaphore(0)).release();
+              Lease lease = ended.get(id);
+              if (lease != null) lease.releaseAgain();
+            }
           }
         });
         news.async().subscribe(channel).get(1, SECONDS);
@@ -303,6 +307,10 @@ public final class Redlatch implements AutoCloseable {
     private synchronized CompletableFuture<Boolean> end(boolean isLost) {
       waiters.remove(attempt);
       if (released != null) return released;
+      if (!queuedAt.equals("")) {
+        ended.put(attempt, this);
+        timer.schedule(() -> ended.remove(attempt), 1, MINUTES);
+      }
       released = giveUp(Moment.now()).thenApply(isHeld -> isHeld && !isLost);
       if (isLost) lost.completeAsync(() -> null);
       return released;
@@ -314,6 +322,10 @@ public final class Redlatch implements AutoCloseable {
           1, claimMs, wakeUps).thenApply(answer -> (Long) answer.get(0) > 0)
           .exceptionallyComposeAsync(e -> isFinal(e) || start.ageMs() > ttlMs
               ? failedFuture(e) : giveUp(start), delayedExecutor(POLL_MS, MILLISECONDS));
+    }
+
+    private void releaseAgain() {
+      call(lock.kind, lock.keys, limitMs, "release", attempt, lock.owner, "", minToken());
     }
 
     private boolean join(CompletableFuture<Boolean> reply) {
