@@ -33,6 +33,7 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "docs/benchmarks.md",
         "lua/README.md",
         "lua/clients/README.md",
+        "lua/clients/conformance/README.md",
         "lua/clients/go/README.md",
         "lua/clients/java/README.md",
         "lua/clients/node/README.md",
