@@ -72,25 +72,25 @@ impl Row {
     }
 
     pub(crate) fn targets(&self) -> [Target; 4] {
-        let who = format!("{} clients with {} tasks each", self.clients, self.tasks);
+        let contenders = format!("{} clients with {} tasks each", self.clients, self.tasks);
         [
             Target::at_least(
-                format!("{who}: turns at least {LEAST_GAIN} times those without passing on"),
+                format!("{contenders}: turns at least {LEAST_GAIN} times those without passing on"),
                 self.gain,
                 LEAST_GAIN,
             ),
             Target::at_least(
-                format!("{who}: fewest/most turns of a client at least 0.9"),
+                format!("{contenders}: fewest/most turns of a client at least 0.9"),
                 self.fairness,
                 0.9,
             ),
             Target::at_most(
-                format!("{who}: longest wait at most that without passing on"),
+                format!("{contenders}: longest wait at most that without passing on"),
                 self.longest_wait_ms / self.longest_wait_without_ms,
                 1.0,
             ),
             Target::at_most(
-                format!("{who}: at most 50 commands for 1,000 turns"),
+                format!("{contenders}: at most 50 commands for 1,000 turns"),
                 self.commands_per_1000_turns,
                 50.0,
             ),
