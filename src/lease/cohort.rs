@@ -113,13 +113,21 @@ impl Cohort {
         }
     }
 
-    /// Leaves the hold to the task that comes to the front next.
-    pub(super) fn pass(self: &Arc<Cohort>, hold: PassedHold, front: LocalFront) {
+    /// Leaves the hold to the task that comes to the front next. Returns it if there is none, or no
+    /// time: the timer may have ended while no task held it.
+    pub(super) fn pass(self: &Arc<Cohort>, hold: PassedHold, front: LocalFront) -> Option<PassedHold> {
         *self.state() = CohortState::Passed(Box::new(hold));
         self.has_passed.store(true, Ordering::Relaxed);
-        front.pass(Arc::<Cohort>::clone(self));
-        if !self.has_time() {
-            self.end(); // the timer may have ended while no task held it
+        if front.pass(Arc::<Cohort>::clone(self)) && self.has_time() {
+            return None;
+        }
+        let mut state = self.state();
+        match mem::replace(&mut *state, CohortState::Over) {
+            CohortState::Passed(hold) => Some(*hold),
+            received => {
+                *state = received;
+                None
+            }
         }
     }
 

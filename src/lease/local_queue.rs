@@ -191,9 +191,16 @@ impl LocalFront {
         self.with_queue(|local_queue| local_queue.last_token)
     }
 
-    /// Leaves the front, and a hold to the task that comes there next.
-    pub(super) fn pass(self, passed: Arc<dyn Turn>) {
-        self.with_queue(|local_queue| local_queue.passed = Some(passed));
+    /// Leaves the front, and a hold to the task that comes there next. False if none waits: then
+    /// the hold stays.
+    pub(super) fn pass(self, passed: Arc<dyn Turn>) -> bool {
+        self.with_queue(|local_queue| {
+            let is_received = local_queue.waiters > 1;
+            if is_received {
+                local_queue.passed = Some(passed);
+            }
+            is_received
+        })
     }
 
     /// The hold that was left to the task that is at the front.

@@ -138,9 +138,17 @@ impl OwnedLease {
             return false;
         }
         self.hold.end(LeaseEnd::Released.word());
-        self.lease.note_passed();
-        cohort.pass(PassedHold { guard: self.guard.hand_over(), until, call }, front);
-        true
+        match cohort.pass(PassedHold { guard: self.guard.hand_over(), until, call }, front) {
+            None => {
+                self.lease.note_passed();
+                true
+            }
+            Some(PassedHold { guard, call, .. }) => {
+                self.guard = guard;
+                self.call = Some(call);
+                false
+            }
+        }
     }
 
     pub(crate) fn lease(&self) -> &Lease {
