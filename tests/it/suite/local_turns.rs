@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, LeaseEnd, Options};
+use redlatch::{Error, Fencing, LeaseEnd, Options};
 
 use crate::support::{AnyGuard, AnyLock, Setup, eventually, soon};
 
@@ -78,6 +78,21 @@ pub async fn no_hold_is_passed_on_if_the_turn_is_zero(setup: Setup) {
         assert!(setup.deployment.scripts_run().await > before);
     }
     guard.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn holds_without_tokens_are_passed_on(setup: Setup) {
+    let lock = setup.lock_with("plain", long_turn().fencing(Fencing::Off)).await;
+    let guard = contended(&lock).await;
+    let before = setup.deployment.scripts_run().await;
+    let next = waiting(&lock).await;
+    guard.release().await.unwrap();
+    let guard = soon("the next task has the hold", next).await.unwrap();
+    assert_eq!(setup.deployment.scripts_run().await, before, "no request was sent");
+    assert_eq!(guard.lease().fencing_token(), None);
+    guard.release().await.unwrap();
+    assert!(!setup.deployment.is_locked(&lock).await);
     drop(lock);
     setup.finish().await;
 }

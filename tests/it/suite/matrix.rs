@@ -80,7 +80,8 @@ macro_rules! passed_on {
     ($core:tt $rest:tt) => {
         crate::suite::matrix::tests! { $core local_turns: tasks_pass_a_hold_on_without_a_request }
         crate::suite::matrix::tests! { $rest local_turns:
-            no_hold_is_passed_on_if_the_turn_is_zero a_lease_that_was_passed_on_is_not_held
+            no_hold_is_passed_on_if_the_turn_is_zero holds_without_tokens_are_passed_on
+            a_lease_that_was_passed_on_is_not_held
             a_passed_hold_goes_on_if_its_receiver_is_dropped
             a_passed_hold_without_a_receiver_is_released
             a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
