@@ -81,10 +81,16 @@ pub(crate) struct Attempt {
     pub(super) in_flight: Arc<InFlight>,
     /// Its position in the queues, sent again to a node that has lost it.
     pub(super) queued_at: OnceLock<u64>,
-    /// How many tokens it reserves, if its hold may be passed on: one for each task.
-    pub(super) tokens: u32,
+    reserved: ReservedTokens,
+}
+
+/// The tokens that an attempt reserves, if its hold may be passed on: one for each task.
+#[derive(Default)]
+struct ReservedTokens {
+    /// At most one: its hold is not passed on.
+    count: u32,
     /// The last of them that was used; 0: none.
-    last_token: AtomicU64,
+    last: AtomicU64,
     passes_left: AtomicU32,
 }
 
@@ -99,25 +105,19 @@ impl Attempt {
     ) -> Attempt {
         let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let (tokens, last_token, passes_left) = (1, AtomicU64::new(0), AtomicU32::new(0));
-        Attempt {
-            kind,
-            name,
-            options,
-            owner,
-            id,
-            origin,
-            in_flight,
-            queued_at,
-            tokens,
-            last_token,
-            passes_left,
-        }
+        let reserved = ReservedTokens::default();
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved }
     }
 
     /// The same attempt, with tokens for as many tasks.
-    pub(super) fn reserving(self, tokens: u32) -> Attempt {
-        Attempt { tokens, passes_left: AtomicU32::new(tokens - 1), ..self }
+    pub(super) fn reserving(self, count: u32) -> Attempt {
+        let passes_left = AtomicU32::new(count.saturating_sub(1));
+        Attempt { reserved: ReservedTokens { count, passes_left, ..ReservedTokens::default() }, ..self }
+    }
+
+    /// How many tokens it reserves, if it is more than one.
+    pub(super) fn reserved(&self) -> Option<u32> {
+        Some(self.reserved.count).filter(|count| *count > 1)
     }
 
     /// The same hold as another kind, with other options.
@@ -125,20 +125,8 @@ impl Attempt {
         let (name, owner, id, origin) =
             (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        let (tokens, last_token, passes_left) = (1, AtomicU64::new(0), AtomicU32::new(0));
-        Attempt {
-            kind,
-            name,
-            options,
-            owner,
-            id,
-            origin,
-            in_flight,
-            queued_at,
-            tokens,
-            last_token,
-            passes_left,
-        }
+        let reserved = ReservedTokens::default();
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved }
     }
 
     /// Its id in a call.
@@ -222,25 +210,25 @@ impl Attempt {
 
     /// The token of a lease that it has now.
     pub(super) fn note_token(&self, token: Option<FencingToken>) {
-        if self.tokens > 1 {
-            self.last_token.store(token.map_or(0, FencingToken::get), Ordering::Relaxed);
+        if self.reserved().is_some() {
+            self.reserved.last.store(token.map_or(0, FencingToken::get), Ordering::Relaxed);
         }
     }
 
     /// The last reserved token that was used, if several were reserved.
     pub(super) fn last_token(&self) -> Option<u64> {
-        Some(self.last_token.load(Ordering::Relaxed)).filter(|last| *last > 0)
+        Some(self.reserved.last.load(Ordering::Relaxed)).filter(|last| *last > 0)
     }
 
     /// Whether the next task that has the hold has a token of its own.
     pub(super) fn may_pass(&self) -> bool {
         let has_token = self.options.fencing == Fencing::Off || self.last_token().is_some();
-        has_token && self.passes_left.load(Ordering::Relaxed) > 0
+        has_token && self.reserved.passes_left.load(Ordering::Relaxed) > 0
     }
 
     /// The token of the next task that has the hold.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
-        self.passes_left.fetch_sub(1, Ordering::Relaxed);
+        self.reserved.passes_left.fetch_sub(1, Ordering::Relaxed);
         self.last_token().and_then(|last| self.token(last + 1))
     }
 

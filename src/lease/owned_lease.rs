@@ -82,7 +82,7 @@ impl OwnedLease {
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
         let token = self.lease.fencing_token().map_or(0, FencingToken::get);
-        let may_pass = self.guard.attempt.tokens > 1;
+        let may_pass = self.guard.attempt.reserved().is_some();
         self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, token, front, may_pass));
     }
 

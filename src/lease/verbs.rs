@@ -56,7 +56,7 @@ impl Attempt {
             .with_depth(queued_as(call, entry))
             .shared(self.options.grant_within.map(Word::Until))
             .shared(self.token_ttl())
-            .shared(self.capacity().or_else(|| self.reserved()))
+            .shared(self.capacity().or_else(|| self.reserved_tokens()))
             .shared(Word::Default)
             .shared(purpose)
             .replicated(self.options.wants_replicas());
@@ -87,7 +87,7 @@ impl Attempt {
     fn ending(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call {
         let call = self.call(self.kind.verbs.release).own(self.last_token());
         let call = call.shared(Word::MinimumToken).shared(is_final.then_some(1));
-        self.with_depth(queued_as(call, entry)).shared(self.token_ttl()).shared(self.reserved())
+        self.with_depth(queued_as(call, entry)).shared(self.token_ttl()).shared(self.reserved_tokens())
     }
 
     /// What the nodes know about the lock.
@@ -139,8 +139,8 @@ impl Attempt {
     }
 
     /// How many tokens it reserves, unless it is one.
-    fn reserved(&self) -> Option<u64> {
-        (self.tokens > 1 && self.options.fencing == Fencing::On).then_some(self.tokens.into())
+    fn reserved_tokens(&self) -> Option<u64> {
+        self.reserved().filter(|_| self.options.fencing == Fencing::On).map(u64::from)
     }
 
     /// How long a new fencing counter is kept; `None` is the default.

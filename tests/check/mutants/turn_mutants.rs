@@ -15,7 +15,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "tokens-not-reserved",
         edits: &[edit(
             "src/lease/verbs.rs",
-            "self.capacity().or_else(|| self.reserved())",
+            "self.capacity().or_else(|| self.reserved_tokens())",
             "self.capacity()",
         )],
         test: PASSED,
@@ -47,7 +47,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
                 "                    drop(cohort);\n",
             ),
             edit("src/lease/cohort.rs", "        Moment::now() < self.until\n", "        true\n"),
-            edit("src/lease/attempt.rs", "self.passes_left.load(Ordering::Relaxed) > 0", "true"),
+            edit("src/lease/attempt.rs", "self.reserved.passes_left.load(Ordering::Relaxed) > 0", "true"),
         ],
         test: "suite::mutex_standalone_push_resp2::other_clients_have_their_turn",
     },
