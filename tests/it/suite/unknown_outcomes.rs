@@ -59,7 +59,7 @@ pub async fn retried_release_of_lost_lock_returns_error(mut setup: Setup) {
 
 pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "leaking", ttl(4_000)).await;
+    let lock = setup.lock_behind(&proxy, "leaking", ttl(2_700)).await;
     let watcher = setup.lock("leaking").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
