@@ -91,7 +91,7 @@ impl Window {
     }
 }
 
-/// Who contends for the mutex.
+/// The clients that contend for the mutex, and their tasks.
 pub(crate) struct Contenders {
     pub(crate) clients: usize,
     /// The tasks of each client.

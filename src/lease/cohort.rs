@@ -42,7 +42,7 @@ pub(super) struct Cohort {
 ///  └──────┘
 /// ```
 enum CohortState {
-    /// A task holds the lock, and is at the front of the local queue: nobody asks the server.
+    /// A task holds the lock, and is at the front of the local queue: no task asks the server.
     Held(LocalFront),
     /// The task that held it has left it to the one that comes to the front next.
     Passed(Box<PassedHold>),

@@ -135,7 +135,7 @@ pub async fn a_passed_hold_goes_on_if_its_receiver_is_dropped(setup: Setup) {
     guard.release().await.unwrap();
     drop(third);
     let guard = soon("the task behind it has the hold", fourth).await.unwrap();
-    // Nobody is behind this one: then it is released on the server.
+    // No task is behind this one: then it is released on the server.
     let last = waiting(&lock).await;
     guard.release().await.unwrap();
     drop(last);
