@@ -43,16 +43,16 @@ pub(crate) async fn measure(
         })
         .collect();
     let all = Arc::new(all?);
-    run(&all, tasks, span / 5).await?;
+    run(&all, tasks, names > 0, span / 5).await?;
     commands.go().await?;
-    run(&all, tasks, span).await
+    run(&all, tasks, names > 0, span).await
 }
 
-async fn run(names: &Arc<Vec<Name>>, tasks: usize, span: Duration) -> Outcome<Shared> {
+async fn run(names: &Arc<Vec<Name>>, tasks: usize, are_shared: bool, span: Duration) -> Outcome<Shared> {
     let (overlaps, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
     let mut running = JoinSet::new();
     // Odd, so that tasks which meet at one name do not meet at the next.
-    let step_of = |task: usize| if names.len() == tasks { 0 } else { 2 * task + 1 };
+    let step_of = |task: usize| if are_shared { 2 * task + 1 } else { 0 };
     for task in 0..tasks {
         let step = step_of(task);
         running.spawn(repeat(Arc::clone(names), (task, step), start + span, Arc::clone(&overlaps)));
