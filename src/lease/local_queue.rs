@@ -3,15 +3,26 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::name::Name;
 
-/// One queue per lock, first come first served. A lock without local waiters has no entry.
+/// For how many more holds without local waiters a lock is expected to have some.
+const COMPETITION: u8 = 8;
+
+/// One queue per lock, first come first served.
 #[derive(Default)]
-pub(super) struct LocalQueues(Arc<Mutex<HashMap<Name, LocalQueue>>>);
+pub(super) struct LocalQueues(Arc<Mutex<Queues>>);
+
+struct Queues {
+    /// A lock without local waiters has no entry.
+    by_name: HashMap<Name, LocalQueue>,
+    /// How recently tasks competed for a lock, by a part of the hash of its name: zero if not.
+    competition: [u8; 256],
+}
 
 /// A turn of this client: a [`Cohort`](super::cohort::Cohort), which knows the queues, while they
 /// do not know it.
@@ -70,7 +81,26 @@ struct LocalEntry {
     may_enter: bool,
     /// It had the turn when it joined the empty queue.
     is_first: bool,
-    local_queues: Arc<Mutex<HashMap<Name, LocalQueue>>>,
+    /// Tasks competed for the lock lately.
+    expects_others: bool,
+    local_queues: Arc<Mutex<Queues>>,
+}
+
+impl Default for Queues {
+    fn default() -> Queues {
+        Queues { by_name: HashMap::new(), competition: [0; 256] }
+    }
+}
+
+impl Queues {
+    /// Whether tasks competed for the lock lately; notes whether they do now.
+    fn expects_others(&mut self, name: &Name, competes: bool) -> bool {
+        let hash = self.by_name.hasher().hash_one(name).to_be_bytes()[0];
+        let competition = &mut self.competition[usize::from(hash)];
+        let expects_others = *competition > 0;
+        *competition = if competes { COMPETITION } else { competition.saturating_sub(1) };
+        expects_others
+    }
 }
 
 impl LocalQueues {
@@ -78,7 +108,9 @@ impl LocalQueues {
     /// enters at once if its owner holds the lock.
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
         let mut local_queues = lock(&self.0);
-        let local_queue = local_queues.entry(name.clone()).or_insert_with(|| LocalQueue {
+        let is_first = !local_queues.by_name.contains_key(name);
+        let expects_others = local_queues.expects_others(name, !is_first);
+        let local_queue = local_queues.by_name.entry(name.clone()).or_insert_with(|| LocalQueue {
             places: None,
             events: None,
             waiters: 0,
@@ -90,8 +122,8 @@ impl LocalQueues {
         });
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
-        let is_first = local_queue.waiters == 1;
-        let entry = LocalEntry { name: name.clone(), may_enter, is_first, local_queues: Arc::clone(&self.0) };
+        let (name, local_queues) = (name.clone(), Arc::clone(&self.0));
+        let entry = LocalEntry { name, may_enter, is_first, expects_others, local_queues };
         if is_first {
             return Ok(LocalFront { permit: None, entry });
         }
@@ -109,12 +141,14 @@ impl LocalQueues {
     /// Whether tasks behind the front may enter once their owner holds the lock.
     pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalFront) -> bool {
         let own = usize::from(front.entry.may_enter);
-        lock(&self.0).get(name).is_some_and(|local_queue| local_queue.entering > own)
+        lock(&self.0).by_name.get(name).is_some_and(|local_queue| local_queue.entering > own)
     }
 
     /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, event: LockEvent) {
-        if let Some(sender) = lock(&self.0).get(name).and_then(|local_queue| local_queue.events.as_ref()) {
+        if let Some(sender) =
+            lock(&self.0).by_name.get(name).and_then(|local_queue| local_queue.events.as_ref())
+        {
             sender.send_replace(event);
         }
     }
@@ -122,7 +156,7 @@ impl LocalQueues {
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
         let local_queues = lock(&self.0);
-        let local_queue = local_queues.get(name).filter(|local_queue| local_queue.entering > 0);
+        let local_queue = local_queues.by_name.get(name).filter(|local_queue| local_queue.entering > 0);
         if let Some(sender) = local_queue.and_then(|local_queue| local_queue.events.as_ref()) {
             sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
         }
@@ -130,20 +164,21 @@ impl LocalQueues {
 
     /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
     pub(super) fn end_turn(&self, name: &Name) {
-        let turn = lock(&self.0).get(name).and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
+        let turn =
+            lock(&self.0).by_name.get(name).and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
         turn.into_iter().for_each(|turn| turn.end()); // not under the lock: it wakes a task
     }
 
     /// A hold was short enough to be passed on.
     pub(super) fn note_quick(&self, name: &Name) {
-        if let Some(local_queue) = lock(&self.0).get_mut(name) {
+        if let Some(local_queue) = lock(&self.0).by_name.get_mut(name) {
             local_queue.slow_holds = 0;
         }
     }
 
     /// How many locks have local waiters.
     pub(super) fn entries(&self) -> usize {
-        lock(&self.0).len()
+        lock(&self.0).by_name.len()
     }
 }
 
@@ -164,6 +199,11 @@ impl LocalFront {
     /// some wait behind it.
     pub(super) fn is_contended(&self) -> bool {
         self.permit.is_some() || self.has_waiters_behind()
+    }
+
+    /// Whether it is worth while to reserve tokens for other tasks of this client.
+    pub(super) fn expects_others(&self) -> bool {
+        self.entry.expects_others || self.is_contended()
     }
 
     pub(super) fn has_waiters_behind(&self) -> bool {
@@ -210,18 +250,18 @@ impl LocalFront {
 
     fn with_queue<T: Default>(&self, work: impl FnOnce(&mut LocalQueue) -> T) -> T {
         // This entry keeps the queue.
-        lock(&self.entry.local_queues).get_mut(&self.entry.name).map(work).unwrap_or_default()
+        lock(&self.entry.local_queues).by_name.get_mut(&self.entry.name).map(work).unwrap_or_default()
     }
 }
 
 impl Drop for LocalEntry {
     fn drop(&mut self) {
         let mut local_queues = lock(&self.local_queues);
-        if let Some(local_queue) = local_queues.get_mut(&self.name) {
+        if let Some(local_queue) = local_queues.by_name.get_mut(&self.name) {
             local_queue.waiters -= 1;
             local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
-                let removed = local_queues.remove(&self.name);
+                let removed = local_queues.by_name.remove(&self.name);
                 drop(local_queues);
                 drop(removed); // not under the lock: it may have a hold that no task will receive
             } else if let Some(places) = local_queue.places.clone().filter(|_| self.is_first) {
@@ -233,6 +273,6 @@ impl Drop for LocalEntry {
 }
 
 /// Poisoning does not matter: nothing under this lock panics.
-fn lock(local_queues: &Mutex<HashMap<Name, LocalQueue>>) -> MutexGuard<'_, HashMap<Name, LocalQueue>> {
+fn lock(local_queues: &Mutex<Queues>) -> MutexGuard<'_, Queues> {
     local_queues.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -97,13 +97,15 @@ impl LockRequest {
     }
 
     /// How many tokens an attempt of the task at the front reserves: one for each microsecond of
-    /// its turn, if other tasks of this client compete for the lock. A counter is rebuilt from the
-    /// server's clock, so it must not run ahead of it: a hold that was converted, dropped or
-    /// revoked keeps what it reserved.
+    /// its turn, if other tasks of this client compete for the lock, or did so lately: then some
+    /// may come while it waits in Redis.
+    ///
+    /// A counter is rebuilt from the server's clock, so it must not run ahead of it: a hold that
+    /// was converted, dropped or revoked keeps what it reserved.
     pub(super) fn tokens(&self, front: &LocalFront) -> u32 {
         let most = u32::try_from(self.local_turn().as_micros()).unwrap_or(u32::MAX).min(MAX_TOKENS);
         let is_behind = || front.last_token() < self.client.nodes.clock();
-        if most > 1 && front.is_contended() && !front.is_slow() && is_behind() { most } else { 1 }
+        if most > 1 && front.expects_others() && !front.is_slow() && is_behind() { most } else { 1 }
     }
 
     pub(super) fn queues_inside(&self) -> bool {

@@ -159,6 +159,35 @@ pub async fn a_passed_hold_without_a_receiver_is_released(setup: Setup) {
     setup.finish().await;
 }
 
+/// A task that waits in Redis alone reserves tokens for those that come meanwhile, if some have
+/// come lately. A hold of a quorum is passed on only once all nodes have answered, so it may take
+/// several rounds.
+pub async fn tasks_that_come_while_one_waits_have_its_turn(setup: Setup) {
+    let (lock, other) = (setup.lock_with("joined", long_turn()).await, setup.rival("joined").await);
+    contended(&lock).await.release().await.unwrap();
+    let mut has_passed = false;
+    for _ in 0..50 {
+        let held = soon("another client acquires", other.lock()).await.unwrap();
+        let alone = lock.clone();
+        let first = setup.queued(lock.key(), async move { alone.lock().await }).await;
+        let second = waiting(&lock).await;
+        held.release().await.unwrap();
+        let first = soon("the task that waits acquires", first).await.unwrap().unwrap();
+        let token = first.token();
+        first.release().await.unwrap();
+        let second = soon("the next task acquires", second).await.unwrap();
+        // A reserved token: those of the server grow with its clock.
+        has_passed |= second.token() == token + 1;
+        second.release().await.unwrap();
+        if has_passed {
+            break;
+        }
+    }
+    assert!(has_passed, "no hold was passed on in 50 rounds");
+    drop((lock, other));
+    setup.finish().await;
+}
+
 pub async fn a_hold_is_not_passed_to_a_call_with_other_options(setup: Setup) {
     let locks = setup.client_with(long_turn()).await;
     let lock = setup.kind.lock(&locks, "options");

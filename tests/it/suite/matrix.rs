@@ -84,6 +84,7 @@ macro_rules! passed_on {
             a_lease_that_was_passed_on_is_not_held
             a_passed_hold_goes_on_if_its_receiver_is_dropped
             a_passed_hold_without_a_receiver_is_released
+            tasks_that_come_while_one_waits_have_its_turn
             a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
             tokens_grow_after_the_counter_is_lost_between_turns
             tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
