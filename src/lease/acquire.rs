@@ -11,16 +11,18 @@ use super::attempt_guard::AttemptGuard;
 use super::close::OpenCall;
 use super::grant_clock::GrantClock;
 use super::local_queue::{LocalFront, LockEvent};
+use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
 use super::lock_request::{LockRequest, unless_closed};
 use super::outage_deadline::OutageDeadline;
 use super::owned_lease::{GrantedLease, OwnedLease};
 use super::poll_budget::PollBudget;
-use super::waiter::{FIRST_POLL, Waiter, WakeEvent};
+use super::progress::Progress;
+use super::waiter::{Waiter, WakeEvent};
 use crate::deployment::NodeSet;
 use crate::error::Error;
 use crate::measure::WakeReason;
-use crate::traces::{WaitSpan, acquiring};
-use crate::wire::{Failure, InFlight};
+use crate::traces::acquiring;
+use crate::wire::Failure;
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
 /// longest pause doubles with each one, up to 40 ms.
@@ -30,8 +32,7 @@ const CONTENTION_PAUSE: Duration = Duration::from_millis(5);
 /// a time.
 const MAX_RETRIES: u32 = 2;
 
-/// When a task that waits is warned if it waits for itself: after more than a second.
-const WAIT_BEFORE_A_WARNING: Duration = Duration::from_secs(1);
+/// After how many polls a task is warned if it waits for itself: after more than a second.
 const POLLS_BEFORE_A_WARNING: u32 = 4;
 
 /// A server rounds what is left of a TTL.
@@ -88,36 +89,6 @@ async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
             AcquireOutcome::Expired => return Err(request.lost()),
             AcquireOutcome::Failed(failure) => return Err(guard.error(failure)),
             AcquireOutcome::Refused(error) => return Err(error),
-        }
-    }
-}
-
-/// What is known of a wait, also after it was dropped.
-#[derive(Default)]
-struct Progress {
-    /// Set while the grant waits for replicas.
-    replica_failure: Option<Failure>,
-    /// What caused the latest request.
-    woken: WakeReason,
-    /// The requests of the latest attempt.
-    in_flight: Option<Arc<InFlight>>,
-    /// Begun once the lock is busy.
-    wait: WaitSpan,
-}
-
-impl Progress {
-    /// The error of a wait that was dropped. What it is granted is released.
-    ///
-    /// If the server failed, or its replicas did, the lock was free as far as is known. Most
-    /// requests that found an outage were those of other tasks; whether this call sent one is known
-    /// now.
-    fn out_of_time(&mut self, request: &LockRequest, limit: Duration) -> Error {
-        let has_sent = self.in_flight.as_ref().is_some_and(|sent| sent.is_indeterminate());
-        let may_have_run = self.replica_failure.is_some() || has_sent;
-        let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
-        match self.replica_failure.take().or_else(outage) {
-            Some(failure) => request.error(failure.with_effect_if(may_have_run)),
-            None => request.timed_out(limit),
         }
     }
 }
@@ -311,73 +282,6 @@ impl Wait<'_> {
             client.local_queues.announce(name, LockEvent::HeldBy(owner));
             self.announced = ends;
         }
-    }
-}
-
-enum LocalQueueOutcome {
-    Front(LocalFront),
-    Entered(OwnedLease),
-}
-
-/// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
-/// behind tasks that wait for that owner. It tries once before it waits, and again each time that
-/// its owner is granted the lock.
-async fn wait_in_local_queue(
-    request: &LockRequest,
-    progress: &mut Progress,
-) -> Result<LocalQueueOutcome, Error> {
-    let may_enter = request.may_enter();
-    let local_waiter = match request.client.local_queues.join(&request.name, may_enter) {
-        Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
-        Err(local_waiter) => local_waiter,
-    };
-    let (front, mut events) = local_waiter.split();
-    tokio::pin!(front);
-    let outage_deadline = OutageDeadline::new(request);
-    let (mut is_held, mut waits) = (may_enter, false);
-    let warning = sleep(WAIT_BEFORE_A_WARNING);
-    tokio::pin!(warning);
-    let mut has_warned = false;
-    loop {
-        let mut has_failed = false;
-        if is_held {
-            let mut guard = AttemptGuard::new(request, 1);
-            progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
-            match acquire_round(&mut guard).await {
-                AcquireOutcome::Granted(granted) => {
-                    return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, granted)));
-                }
-                AcquireOutcome::Refused(error) => return Err(error),
-                AcquireOutcome::NoMajority { .. } => guard.abandon(),
-                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
-                AcquireOutcome::Failed(..) => has_failed = true,
-            }
-        }
-        // A nested hold that enters at once has not waited.
-        if !waits {
-            waits = true;
-            progress.woken = WakeReason::Local;
-            progress.wait.begin(&request.name, request.kind.name);
-        }
-        let event = tokio::select! {
-            turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
-            // It never fails: this task's queue entry keeps the sender.
-            _ = events.changed() => events.borrow_and_update().clone(),
-            // No event follows before the lock changes hands.
-            () = sleep(FIRST_POLL), if has_failed => {
-                outage_deadline.check()?;
-                continue;
-            }
-            () = warning.as_mut(), if !has_warned => {
-                has_warned = true;
-                request.warn_of_waiting_for_itself();
-                is_held = false;
-                continue;
-            }
-        };
-        is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
-        // Tasks in a queue must not wait for the full outage deadline one after the other.
-        outage_deadline.check()?;
     }
 }
 

@@ -17,11 +17,13 @@ mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
 mod local_queue;
+mod local_wait;
 mod lock_request;
 mod off_runtime;
 mod outage_deadline;
 mod owned_lease;
 mod poll_budget;
+mod progress;
 mod release;
 mod renewal;
 mod reply_tally;
