@@ -255,6 +255,9 @@ impl Options {
     /// 100,000; 10,000 by default. One reader more gets
     /// [`Error::TooManyReaders`](crate::Error::TooManyReaders). Each reader costs the server
     /// memory, and with more than 10,000 a forced release takes longer than 5 ms.
+    ///
+    /// Tasks that [share a hold](Options::local_turn) count as one. With a limit of your own they
+    /// share only if you set that time too.
     pub fn max_readers(mut self, readers: u32) -> Options {
         self.max_readers = readers;
         self.mark_set(Field::MaxReaders)
@@ -374,18 +377,19 @@ impl Options {
         self.mark_set(Field::OutageLimit)
     }
 
-    /// Sets for how long tasks of this client may pass a mutex, or the write side of a read-write
-    /// lock, to each other without a request, before the next client has its turn; up to 10 seconds
-    /// and a quarter of the TTL, 1 ms by default. Zero switches it off. The guide
-    /// [waiting](crate::guide::waiting) has a picture.
+    /// Sets for how long tasks of this client may pass a lock to each other, or read together,
+    /// without a request, before the next client has its turn; up to 10 seconds and a quarter of
+    /// the TTL, 1 ms by default. Zero switches it off. The guide [waiting](crate::guide::waiting)
+    /// has pictures.
     ///
-    /// It counts from the grant by the server. Within it, a release hands the lock to the task that
-    /// has waited longest, if its options are the same: with a lease and a larger fencing token of
-    /// its own. Other clients wait longer for a lock by up to this time for each client before
-    /// them.
+    /// It counts from the grant by the server. Within it, the release of a mutex or of a write
+    /// hands the lock to the task that has waited longest, if its options are the same; tasks that
+    /// read join the hold. Each has a lease of its own.
     ///
-    /// **What it does not**: pass a lock that has an owner, since other processes may enter it with
-    /// that owner; nor one with [`Renewal::Never`].
+    /// Other clients wait longer for a lock by up to this time for each client before them.
+    ///
+    /// **What it does not**: pass or share a hold that has an owner, since other processes may
+    /// enter it with that owner; nor one with [`Renewal::Never`].
     pub fn local_turn(mut self, longest: Duration) -> Options {
         self.local_turn = longest;
         self.mark_set(Field::LocalTurn)

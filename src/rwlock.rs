@@ -9,10 +9,10 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
+    Capacity, Hold, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire,
+    try_acquire,
 };
 use crate::name::Name;
-use crate::options::Options;
 use crate::owner::Owner;
 use crate::queries::HolderId;
 use crate::wire::{Script, answers};
@@ -23,7 +23,7 @@ pub(crate) static READ: Kind = Kind {
     name: "read",
     found: FOUND,
     has_owner: true,
-    queue: Queue::InRedis,
+    queue: Queue::Shared,
     refusals: &[TOO_DEEP, FULL],
     capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
     script: &SCRIPT,
@@ -142,9 +142,11 @@ pub struct RwLock {
 
 impl RwLock {
     pub(crate) fn new(lock: NamedLock) -> RwLock {
-        let with = |options| NamedLock { options: Arc::new(options), ..lock.clone() };
-        let (read, write) = (with(read_options(&lock.options)), with(write_options(&lock.options)));
-        RwLock { read, write, owner: None }
+        let side = |ttl: Option<Duration>| {
+            let options = (*lock.options).clone().ttl(ttl.unwrap_or(lock.options.ttl));
+            NamedLock { options: Arc::new(options), ..lock.clone() }
+        };
+        RwLock { read: side(lock.options.read_ttl), write: side(lock.options.write_ttl), owner: None }
     }
 
     /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner, and
@@ -175,6 +177,9 @@ impl RwLock {
 
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
+    /// Without an owner it may share a hold with other tasks of this client, for a [short
+    /// time](Options::local_turn) after the server granted it: then it sends no request.
+    ///
     /// # Errors
     /// - [`Error::TooManyReaders`]: [`max_readers`](Options::max_readers) readers hold the lock or
     ///   wait for it. It is returned at once.
@@ -196,7 +201,9 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
-    /// grant that it received meanwhile is released at once.
+    /// grant that it received meanwhile is released at once. A call that is polled once and then
+    /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
+    /// behind it.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
         acquire(&self.to_read(), None).await.map(|hold| self.read_guard(hold))
     }
@@ -208,8 +215,7 @@ impl RwLock {
     /// - Those of [`read`](RwLock::read), except [`Error::TooManyReaders`].
     ///
     /// # Cancel safety
-    /// Cancel safe: like [`read`](RwLock::read). A call that is polled once and then neither polled
-    /// nor dropped keeps its place in the queue, and blocks the tasks of this client behind it.
+    /// Cancel safe: like [`read`](RwLock::read).
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
         acquire(&self.to_write(), None).await.map(|hold| self.write_guard(hold))
     }
@@ -356,12 +362,12 @@ impl RwLock {
         self.write.force_release(&WRITE, None).await
     }
 
-    fn read_guard(&self, hold: OwnedLease) -> RwLockReadGuard {
+    fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
         RwLockReadGuard::new(self.owner.as_ref(), hold)
     }
 
     fn write_guard(&self, hold: OwnedLease) -> RwLockWriteGuard {
-        RwLockWriteGuard::new(self.owner.as_ref(), hold)
+        RwLockWriteGuard::new(self.owner.as_ref(), hold, &self.read.options)
     }
 
     fn to_read(&self) -> LockRequest {
@@ -371,16 +377,6 @@ impl RwLock {
     fn to_write(&self) -> LockRequest {
         self.write.request(&WRITE, self.owner.as_ref())
     }
-}
-
-fn read_options(options: &Options) -> Options {
-    options.clone().ttl(options.read_ttl.unwrap_or(options.ttl))
-}
-
-/// The options for writing. The TTL for reading stays as it is, since a downgrade needs it.
-fn write_options(options: &Options) -> Options {
-    let (read, write) = (options.read_ttl.unwrap_or(options.ttl), options.write_ttl.unwrap_or(options.ttl));
-    options.clone().read_ttl(read).ttl(write)
 }
 
 impl fmt::Debug for RwLock {

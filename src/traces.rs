@@ -59,6 +59,12 @@ pub(crate) trait Grant {
     fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)>;
 }
 
+impl<T: Grant> Grant for Option<T> {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        self.as_mut()?.granted()
+    }
+}
+
 /// The span of a hold, from the grant until the guard is gone.
 #[derive(Default)]
 pub(crate) struct HoldSpan {

@@ -86,7 +86,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
                     nodes.accepted(token);
                 }
                 let is_unanimous = tally.granted.len() == nodes.deployment.nodes;
-                let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until);
+                let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until, None);
                 return AcquireOutcome::Granted(GrantedLease { lease, is_unanimous });
             }
         }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::attempt::Origin;
+use super::caller::Caller;
 use super::keeper::Keeper;
-use super::local_queue::LocalQueues;
+use super::local_queue::{LocalQueues, Turn};
 use super::shared_poll::SharedPolls;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::events::Observer;
@@ -23,6 +24,8 @@ pub(crate) struct Client {
     pub(crate) wakeups: WakeupSubscription,
     pub(super) keeper: Arc<Keeper>,
     pub(super) local_queues: LocalQueues,
+    /// Those of tasks that share a hold.
+    pub(super) joint_queues: LocalQueues,
     pub(super) shared_polls: SharedPolls,
     pub(super) origin: Arc<Origin>,
     pub(crate) observer: Arc<Observer>,
@@ -78,6 +81,7 @@ impl Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
             local_queues: LocalQueues::default(),
+            joint_queues: LocalQueues::default(),
             shared_polls: SharedPolls::default(),
             origin: Arc::new(Origin::new(&nodes, attempt_suffix, Arc::clone(&observer))),
             observer,
@@ -161,14 +165,24 @@ impl Client {
         alive.await.is_err()
     }
 
-    /// The lock was revoked: no task of this client receives its hold from now on.
+    /// The lock was revoked: no task of this client receives or joins its hold from now on.
     pub(crate) fn end_turn(&self, name: &Name) {
-        self.local_queues.end_turn(name);
+        [&self.local_queues, &self.joint_queues].into_iter().for_each(|queues| queues.end_turn(name));
+    }
+
+    /// Whether this task or thread holds the lock, as far as that is known at little cost.
+    pub(super) fn is_held_by_caller(&self, name: &Name) -> bool {
+        let is_member = |turn: Arc<dyn Turn>| turn.is_used_by(Caller::current());
+        self.keeper.is_held_by_caller(name) || self.joint_queues.shared_turn(name).is_some_and(is_member)
     }
 
     /// Whether no lock is held, being acquired or being released.
     pub(crate) fn is_idle(&self) -> bool {
-        [self.keeper.entries(), self.wakeups.mailbox_count(), self.local_queues.entries()] == [0; 3]
+        [self.keeper.entries(), self.wakeups.mailbox_count(), self.queues()] == [0; 3]
+    }
+
+    fn queues(&self) -> usize {
+        self.local_queues.entries() + self.joint_queues.entries()
     }
 
     /// Waits until everything that was dropped has been released.
@@ -183,7 +197,7 @@ impl fmt::Debug for Client {
         f.debug_struct("Client")
             .field("scheduled", &self.keeper.entries())
             .field("waiting", &self.wakeups.mailbox_count())
-            .field("queues", &self.local_queues.entries())
+            .field("queues", &self.queues())
             .finish()
     }
 }

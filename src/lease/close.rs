@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::client::Client;
 use super::keeper::Keeper;
-use super::lease::LeaseEnd;
+use super::lease_end::LeaseEnd;
 use super::schedule::{Abandoned, UnreleasedHolds};
 use crate::error::{Error, Operation};
 use crate::name::Name;

@@ -56,6 +56,6 @@ impl GrantClock {
         if now.since(granted) > trusted / 2 {
             return None;
         }
-        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted))
+        Some(Lease::new(Arc::clone(attempt), attempt.token(token), granted, granted + trusted, None))
     }
 }

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::caller::Caller;
-use super::lease::{LONGEST_SLEEP, Lease, LeaseEnd};
+use super::lease::{LONGEST_SLEEP, Lease};
+use super::lease_end::LeaseEnd;
 use super::schedule::{Abandoned, Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::name::Name;

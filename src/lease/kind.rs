@@ -49,6 +49,13 @@ pub(crate) struct Capacity {
     pub(crate) default: u32,
 }
 
+impl Capacity {
+    /// The limit, unless it is the default.
+    pub(crate) fn limit(&self, options: &Options) -> Option<u32> {
+        Some((self.option)(options)).filter(|limit| *limit != self.default)
+    }
+}
+
 /// A refusal of a script: its number in [`answers`], and the error for it.
 pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
 
@@ -67,6 +74,7 @@ pub(crate) enum Queue {
     /// Inside the client, unless the request has an owner: the owner may hold what the tasks ahead
     /// of it wait for, and would deadlock with them.
     InsideUnlessOwned,
-    /// Each task in Redis, since one release may admit all of them.
-    InRedis,
+    /// Tasks without an owner share a hold, and one of them asks for all. The others wait in Redis
+    /// each, since one release may admit all of them.
+    Shared,
 }

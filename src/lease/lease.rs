@@ -15,6 +15,7 @@ use tokio::time::sleep;
 use super::attempt::Attempt;
 use super::caller::Caller;
 use super::kind::Kind;
+use super::lease_end::LeaseEnd;
 use super::schedule_entry::ScheduleEntry;
 use super::validity::Deadline;
 use crate::clock::Moment;
@@ -69,8 +70,13 @@ struct LeaseInner {
     is_measured: AtomicBool,
     /// A renewal was sent in time, and none is confirmed since.
     is_renewing: AtomicBool,
-    /// Another task of this client has the hold.
+    /// Another task of this client has the hold, or may have it.
     is_passed: AtomicBool,
+    /// Its members have leases of their own.
+    is_shared: AtomicBool,
+    /// The lease of the hold, if this is that of one of its members: its deadline counts, which the
+    /// keeper moves.
+    of_hold: Option<Lease>,
 }
 
 impl Lease {
@@ -79,11 +85,12 @@ impl Lease {
         token: Option<FencingToken>,
         counts_from: Moment,
         until: Moment,
+        of_hold: Option<Lease>,
     ) -> Lease {
         let deadline = Deadline::new(until);
         let entry = ScheduleEntry::default();
         let (end, notify) = (OnceLock::new(), Notify::new());
-        let [is_reported, is_measured, is_renewing, is_passed] = [false; 4].map(AtomicBool::new);
+        let [is_reported, is_measured, is_renewing, is_passed, is_shared] = [false; 5].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
             caller: Caller::current(),
@@ -97,7 +104,15 @@ impl Lease {
             is_measured,
             is_renewing,
             is_passed,
+            is_shared,
+            of_hold,
         }))
+    }
+
+    /// The lease of one more member of this hold.
+    pub(super) fn of_member(&self) -> Lease {
+        let (attempt, hold) = (Arc::clone(&self.0.attempt), Some(self.clone()));
+        Lease::new(attempt, self.0.token, Moment::now(), self.until(), hold)
     }
 
     /// Returns the name of the lock.
@@ -118,7 +133,7 @@ impl Lease {
     /// Returns until when the lease is valid, as far as it has been renewed; a time that is not
     /// in the future once it has ended.
     pub fn valid_until(&self) -> Instant {
-        self.0.deadline.get().map_or_else(Instant::now, Moment::to_instant)
+        self.deadline().map_or_else(Instant::now, Moment::to_instant)
     }
 
     /// Returns whether the lease has [ended](Lease::end): its deadline has passed, the server
@@ -140,8 +155,12 @@ impl Lease {
     /// # }
     /// ```
     pub fn end(&self) -> Option<LeaseEnd> {
-        let passed = || self.0.deadline.has_passed().then(|| *self.0.end.get_or_init(|| LeaseEnd::Lost));
-        self.0.end.get().copied().or_else(passed)
+        let decided = |end| *self.0.end.get_or_init(|| end);
+        let ended = || match &self.0.of_hold {
+            Some(hold) => hold.end().map(decided),
+            None => self.0.deadline.has_passed().then(|| decided(LeaseEnd::Lost)),
+        };
+        self.0.end.get().copied().or_else(ended)
     }
 
     /// Waits until the lease has ended, and returns how: a task that has a clone can distinguish a
@@ -163,16 +182,20 @@ impl Lease {
     async fn wait_for_end(&self) -> LeaseEnd {
         loop {
             let notified = self.0.notify.notified();
-            tokio::pin!(notified);
+            let hold = self.0.of_hold.as_ref().map_or(&self.0.notify, |hold| &hold.0.notify);
+            let hold_notified = hold.notified();
+            tokio::pin!(notified, hold_notified);
             notified.as_mut().enable();
+            hold_notified.as_mut().enable();
             if let Some(end) = self.end() {
                 return end;
             }
-            let Some(until) = self.0.deadline.get() else { continue };
+            let Some(until) = self.deadline() else { continue };
             // One tick more than is left: a timer may fire early by its resolution.
             let left = until.since(Moment::now()) + Duration::from_millis(1);
             tokio::select! {
                 () = notified => {}
+                () = hold_notified => {}
                 () = sleep(left.min(LONGEST_SLEEP)) => {}
             }
         }
@@ -263,10 +286,11 @@ impl Lease {
         end
     }
 
-    /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease.
+    /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease; that
+    /// of a hold stands for all its members.
     pub(super) fn announce(&self) -> Option<Report> {
         self.0.notify.notify_waiters();
-        let end = self.end().filter(|end| end.is_loss())?;
+        let end = self.end().filter(|end| end.is_loss() && self.0.of_hold.is_none())?;
         let reason = match end {
             LeaseEnd::Revoked => LossReason::Revoked,
             _ if self.options().renewal == Renewal::Never => LossReason::Expired,
@@ -297,15 +321,29 @@ impl Lease {
 
     /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.
     pub(super) fn measure_end(&self, end: LeaseEnd) {
-        if measure::ON && !self.0.is_measured.swap(true, Ordering::Relaxed) {
+        let is_shared = self.0.is_shared.load(Ordering::Relaxed);
+        if measure::ON && !is_shared && !self.0.is_measured.swap(true, Ordering::Relaxed) {
             let held = Moment::now().since(self.0.counts_from);
             measure::held(self.kind().name, end.word(), held);
         }
     }
 
+    /// Its members have leases of their own.
+    pub(super) fn note_shared(&self) {
+        self.0.is_shared.store(true, Ordering::Relaxed);
+    }
+
     /// Its deadline; now, if it has ended.
     pub(super) fn until(&self) -> Moment {
-        self.0.deadline.get().unwrap_or_else(Moment::now)
+        self.deadline().unwrap_or_else(Moment::now)
+    }
+
+    /// Its deadline; `None` if it has ended.
+    fn deadline(&self) -> Option<Moment> {
+        match &self.0.of_hold {
+            Some(hold) => hold.deadline().filter(|_| self.0.end.get().is_none()),
+            None => self.0.deadline.get(),
+        }
     }
 
     /// For how long to renew it next; `None` if it is not renewed (any more). One that is never
@@ -331,7 +369,7 @@ impl Lease {
 
     /// Whether this task or thread was granted it.
     pub(super) fn is_of(&self, caller: Caller) -> bool {
-        self.0.caller == caller
+        self.0.caller == caller && !self.0.is_shared.load(Ordering::Relaxed)
     }
 
     /// Whether both are the same lease, not only of the same lock.
@@ -375,42 +413,5 @@ impl fmt::Debug for Lease {
             .field("fencing_token", &self.0.token)
             .field("end", &self.end())
             .finish()
-    }
-}
-
-/// How a [`Lease`] ended. It is decided once: later events do not change it.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LeaseEnd {
-    /// Its guard was released, dropped or downgraded. The lease ends before the request is sent;
-    /// `release()` returns what the server answered.
-    Released,
-    /// It was not renewed before its deadline, or reached its [longest
-    /// hold](crate::Options::max_hold): another client may have the lock by now.
-    Lost,
-    /// Before the deadline, the server answered that it has no such hold: it was force-released,
-    /// its key was deleted, or the server has lost data. Another client may have the lock by now.
-    Revoked,
-    /// Its guard was leaked: the server has the lock until the TTL expires, and it is not renewed.
-    Leaked,
-    /// [`Locks::close`](crate::Locks::close) released it while its guard was alive.
-    Closed,
-}
-
-impl LeaseEnd {
-    /// One word, for a label.
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            LeaseEnd::Released => "released",
-            LeaseEnd::Lost => "lost",
-            LeaseEnd::Revoked => "revoked",
-            LeaseEnd::Leaked => "leaked",
-            LeaseEnd::Closed => "closed",
-        }
-    }
-
-    /// Another client may have the lock although the guard was alive.
-    pub(super) fn is_loss(self) -> bool {
-        matches!(self, LeaseEnd::Lost | LeaseEnd::Revoked)
     }
 }

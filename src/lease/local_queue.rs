@@ -4,10 +4,12 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::caller::Caller;
 use crate::name::Name;
 
 /// For how many more holds without local waiters a lock is expected to have some.
@@ -22,13 +24,23 @@ struct Queues {
     by_name: HashMap<Name, LocalQueue>,
     /// How recently tasks competed for a lock, by a part of the hash of its name: zero if not.
     competition: [u8; 256],
+    /// The newest turn of each lock that tasks may join, while it lasts.
+    shared_turns: HashMap<Name, Weak<dyn Turn>>,
 }
 
-/// A turn of this client: a [`Cohort`](super::cohort::Cohort), which knows the queues, while they
-/// do not know it.
+/// A turn of this client: a [`Cohort`](super::cohort::Cohort), or the members of a joint
+/// hold. They know the queues, which do not know them.
 pub(super) trait Turn: Any + Send + Sync {
     /// The task behind the holder asks the server.
     fn end(&self);
+
+    /// No task waits any more that came before the turn began.
+    fn queue_is_empty(&self) {}
+
+    /// Whether this task or thread has a part in it.
+    fn is_used_by(&self, _caller: Caller) -> bool {
+        false
+    }
 }
 
 struct LocalQueue {
@@ -38,6 +50,8 @@ struct LocalQueue {
     /// `None` until the first task waits: a lock without competition needs none.
     events: Option<watch::Sender<LockEvent>>,
     waiters: usize,
+    /// How many more tasks than one may be at the front: they join a turn together.
+    admitted: usize,
     /// How many of the tasks may enter at once if their owner holds the lock.
     entering: usize,
     /// A hold that the task at the front is to receive.
@@ -88,7 +102,7 @@ struct LocalEntry {
 
 impl Default for Queues {
     fn default() -> Queues {
-        Queues { by_name: HashMap::new(), competition: [0; 256] }
+        Queues { by_name: HashMap::new(), competition: [0; 256], shared_turns: HashMap::new() }
     }
 }
 
@@ -114,6 +128,7 @@ impl LocalQueues {
             places: None,
             events: None,
             waiters: 0,
+            admitted: 0,
             entering: 0,
             passed: None,
             turn: None,
@@ -164,9 +179,31 @@ impl LocalQueues {
 
     /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
     pub(super) fn end_turn(&self, name: &Name) {
-        let turn =
-            lock(&self.0).by_name.get(name).and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
-        turn.into_iter().for_each(|turn| turn.end()); // not under the lock: it wakes a task
+        let (turn, shared_turn) = {
+            let mut local_queues = lock(&self.0);
+            let shared_turn = local_queues.shared_turns.remove(name);
+            let local_queue = local_queues.by_name.get(name);
+            (local_queue.and_then(|local_queue| local_queue.turn.clone()), shared_turn)
+        };
+        // Not under the lock: it wakes a task.
+        turn.iter().chain(&shared_turn).filter_map(Weak::upgrade).for_each(|turn| turn.end());
+    }
+
+    /// The newest turn that tasks may join.
+    pub(super) fn shared_turn(&self, name: &Name) -> Option<Arc<dyn Turn>> {
+        lock(&self.0).shared_turns.get(name)?.upgrade()
+    }
+
+    pub(super) fn share_turn(&self, name: &Name, turn: Weak<dyn Turn>) {
+        lock(&self.0).shared_turns.insert(name.clone(), turn);
+    }
+
+    /// No task joins this turn from now on.
+    pub(super) fn unshare_turn(&self, name: &Name, turn: &dyn Turn) {
+        let mut local_queues = lock(&self.0);
+        if local_queues.shared_turns.get(name).is_some_and(|newest| ptr::addr_eq(newest.as_ptr(), turn)) {
+            local_queues.shared_turns.remove(name);
+        }
     }
 
     /// A hold was short enough to be passed on.
@@ -231,6 +268,21 @@ impl LocalFront {
         self.with_queue(|local_queue| local_queue.last_token)
     }
 
+    /// All tasks that wait behind come to the front, to join this turn.
+    pub(super) fn admit_all(&self, turn: Weak<dyn Turn>) {
+        self.with_queue(|local_queue| {
+            let behind = local_queue.waiters - 1 - local_queue.admitted.min(local_queue.waiters - 1);
+            local_queue.turn = Some(turn);
+            local_queue.admitted += behind;
+            local_queue.places.iter().for_each(|places| places.add_permits(behind));
+        });
+    }
+
+    /// Whether others are at the front as well: one of them is to ask the server for all.
+    pub(super) fn is_one_of_several(&self) -> bool {
+        self.with_queue(|local_queue| local_queue.admitted > 0)
+    }
+
     /// Leaves the front, and a hold to the task that comes there next. False if none waits: then
     /// the hold stays.
     pub(super) fn pass(self, passed: Arc<dyn Turn>) -> bool {
@@ -254,6 +306,19 @@ impl LocalFront {
     }
 }
 
+impl Drop for LocalFront {
+    fn drop(&mut self) {
+        let is_last = self.with_queue(|local_queue| {
+            let is_last = local_queue.admitted == 0;
+            local_queue.admitted = local_queue.admitted.saturating_sub(1);
+            is_last
+        });
+        if let Some(permit) = self.permit.take_if(|_| !is_last) {
+            permit.forget();
+        }
+    }
+}
+
 impl Drop for LocalEntry {
     fn drop(&mut self) {
         let mut local_queues = lock(&self.local_queues);
@@ -263,7 +328,9 @@ impl Drop for LocalEntry {
             if local_queue.waiters == 0 {
                 let removed = local_queues.by_name.remove(&self.name);
                 drop(local_queues);
+                let turn = removed.as_ref().and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
                 drop(removed); // not under the lock: it may have a hold that no task will receive
+                turn.into_iter().for_each(|turn| turn.queue_is_empty());
             } else if let Some(places) = local_queue.places.clone().filter(|_| self.is_first) {
                 drop(local_queues);
                 places.add_permits(1);

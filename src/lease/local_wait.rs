@@ -32,7 +32,7 @@ pub(super) async fn wait_in_local_queue(
     progress: &mut Progress,
 ) -> Result<LocalQueueOutcome, Error> {
     let may_enter = request.may_enter();
-    let local_waiter = match request.client.local_queues.join(&request.name, may_enter) {
+    let local_waiter = match request.local_queues().join(&request.name, may_enter) {
         Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
         Err(local_waiter) => local_waiter,
     };

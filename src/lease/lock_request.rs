@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::attempt::Attempt;
 use super::client::Client;
 use super::kind::{Kind, Queue};
-use super::local_queue::LocalFront;
+use super::local_queue::{LocalFront, LocalQueues};
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::inspection::Holder;
@@ -81,13 +81,10 @@ impl LockRequest {
         cap.mul_f64(1.0 - f64::from(attempt.id.as_bytes()[0]) / 4096.0)
     }
 
-    /// For how long tasks of this client may pass a hold on, from its grant by the server. One with
-    /// an owner never is: another process may enter it with that owner.
+    /// For how long tasks of this client may pass a hold on, or join it, from its grant by the
+    /// server.
     pub(super) fn local_turn(&self) -> Duration {
-        match self.options.renewal {
-            Renewal::Automatic if self.owner.is_none() => self.options.local_turn,
-            _ => Duration::ZERO,
-        }
+        local_turn(&self.options, self.owner.as_deref())
     }
 
     /// Whether this attempt of another task is what it asks for.
@@ -112,8 +109,18 @@ impl LockRequest {
         match self.kind.queue {
             Queue::Inside => true,
             Queue::InsideUnlessOwned => self.owner.is_none(),
-            Queue::InRedis => false,
+            Queue::Shared => self.shares(),
         }
+    }
+
+    /// Whether tasks of this client share a hold.
+    pub(super) fn shares(&self) -> bool {
+        shares(self.kind, &self.options, self.owner.as_deref())
+    }
+
+    /// Where its task waits for others of this client.
+    pub(super) fn local_queues(&self) -> &LocalQueues {
+        if self.shares() { &self.client.joint_queues } else { &self.client.local_queues }
     }
 
     /// Whether it enters a lock that its owner holds.
@@ -149,13 +156,13 @@ impl LockRequest {
 
     /// The limit of the call has elapsed.
     pub(super) fn timed_out(&self, limit: Duration) -> Error {
-        let holds_itself = self.client.keeper.is_held_by_caller(&self.name);
+        let holds_itself = self.client.is_held_by_caller(&self.name);
         Error::TimedOut { context: self.context(), limit, holds_itself }
     }
 
     /// Says so if the lock is waited for by the task that holds it.
     pub(super) fn warn_of_waiting_for_itself(&self) {
-        if self.client.keeper.is_held_by_caller(&self.name) {
+        if self.client.is_held_by_caller(&self.name) {
             event!(warn, lock = %self.name, kind = self.kind.name,
                 "a task waits for a lock that it holds itself: a nested call needs the owner of the outer one");
         }
@@ -168,6 +175,23 @@ impl LockRequest {
     pub(super) fn runtime_ended(&self) -> Error {
         Error::RuntimeEnded { context: self.context() }
     }
+}
+
+/// For how long tasks of one client may use a hold after each other, or together. One with an owner
+/// has no such time: another process may enter it with that owner.
+pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
+    match options.renewal {
+        Renewal::Automatic if owner.is_none() => options.local_turn,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Whether tasks of one client share a hold, by the kind and its options. They count as one, so a
+/// limit of their number excludes that, unless the turn was set as well.
+pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&str>) -> bool {
+    let is_limited = kind.capacity.as_ref().is_some_and(|capacity| capacity.limit(options).is_some());
+    let may_share = !is_limited || options.sets_local_turn();
+    kind.queue == Queue::Shared && may_share && !local_turn(options, owner).is_zero()
 }
 
 /// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may

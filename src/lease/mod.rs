@@ -12,10 +12,12 @@ mod close;
 mod cohort;
 mod connection_watch;
 mod grant_clock;
+mod joint_hold;
 mod keeper;
 mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
+mod lease_end;
 mod local_queue;
 mod local_wait;
 mod lock_request;
@@ -37,8 +39,10 @@ mod waiter;
 
 pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use client::{Client, Servers};
+pub(crate) use joint_hold::Hold;
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
-pub use lease::{Lease, LeaseEnd};
+pub use lease::Lease;
+pub use lease_end::LeaseEnd;
 pub(crate) use lock_request::{LockRequest, NamedLock};
 pub(crate) use owned_lease::OwnedLease;
 pub(crate) use release::decide;

@@ -14,7 +14,8 @@ use super::client::Client;
 use super::close::OpenCall;
 use super::cohort::{Cohort, PassedHold};
 use super::kind::Kind;
-use super::lease::{Lease, LeaseEnd};
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
 use super::local_queue::{LocalFront, Turn};
 use super::lock_request::LockRequest;
 use super::release::{Decision, ReleaseOutcome, release, retry};
@@ -55,12 +56,6 @@ impl Grant for OwnedLease {
     }
 }
 
-impl Grant for Option<OwnedLease> {
-    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
-        self.as_mut()?.granted()
-    }
-}
-
 impl OwnedLease {
     pub(super) fn new(mut guard: AttemptGuard, granted: GrantedLease) -> OwnedLease {
         let GrantedLease { lease, is_unanimous } = granted;
@@ -95,7 +90,7 @@ impl OwnedLease {
         let now = Moment::now();
         let longest = attempt.options.max_hold.map(|longest| now + attempt.trusted_span(longest));
         let until = longest.map_or(until, |longest| until.min(longest));
-        let lease = Lease::new(attempt, token, now, until);
+        let lease = Lease::new(attempt, token, now, until, None);
         let is_unanimous = cohort.is_unanimous;
         let mut hold = OwnedLease::new(guard, GrantedLease { lease, is_unanimous });
         drop(call);
@@ -155,8 +150,8 @@ impl OwnedLease {
         &self.lease
     }
 
-    pub(crate) fn options(&self) -> &Options {
-        &self.guard.attempt.options
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.guard.client
     }
 
     /// Releases the lease and waits for the reply; or passes the hold to another task of this
@@ -220,7 +215,7 @@ impl OwnedLease {
         self,
         verb: &'static str,
         kind: &'static Kind,
-        options: Options,
+        options: Arc<Options>,
         operation: Operation,
     ) -> Result<OwnedLease, Error> {
         let client = Arc::clone(&self.guard.client);
@@ -233,7 +228,7 @@ impl OwnedLease {
         mut self,
         verb: &'static str,
         kind: &'static Kind,
-        options: Options,
+        options: Arc<Options>,
         operation: Operation,
     ) -> Result<OwnedLease, Error> {
         self.cohort.take().into_iter().for_each(|cohort| cohort.end());
@@ -252,7 +247,7 @@ impl OwnedLease {
             LeaseEnd::Released => {}
             end => return Err(ended(end)),
         }
-        let attempt = Arc::new(self.guard.attempt.converted(kind, Arc::new(options)));
+        let attempt = Arc::new(self.guard.attempt.converted(kind, options));
         self.guard.attempt = Arc::clone(&attempt);
         let call = attempt.convert(verb);
         let may_arrive_late = attempt.in_flight.is_indeterminate();
@@ -269,7 +264,7 @@ impl OwnedLease {
                 if Moment::now() >= until {
                     return Err(lost());
                 }
-                self.lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until);
+                self.lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until, None);
                 convert_stragglers(&client, verb, &attempt, self.lease.clone(), &votes, may_arrive_late);
                 self.guard.hold(&self.lease, client.nodes.deployment.decides_alone());
                 if client.keeper.closing.has_begun() {

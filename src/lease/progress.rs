@@ -11,7 +11,7 @@ use crate::wire::{Failure, InFlight};
 
 /// What is known of a wait, also after it was dropped.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     /// Set while the grant waits for replicas.
     pub(super) replica_failure: Option<Failure>,
     /// What caused the latest request.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::attempt::SentRequest;
 use super::keeper::{Keeper, log_given_up};
-use super::lease::{Lease, LeaseEnd};
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
 use super::schedule::{Abandoned, Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;

@@ -9,7 +9,8 @@ use slab::Slab;
 use tokio::sync::Notify;
 
 use super::attempt::{Attempt, QueueEntry};
-use super::lease::{Lease, LeaseEnd};
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
 use super::schedule_entry::Key;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;

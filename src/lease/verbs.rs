@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, QueueEntry};
-use super::kind::Capacity;
 use crate::fencing::FencingToken;
 use crate::options::Fencing;
 use crate::wire::{Call, Word};
@@ -133,9 +132,7 @@ impl Attempt {
 
     /// How many attempts may hold the lock or wait for it, unless it is the default.
     fn capacity(&self) -> Option<u64> {
-        let Capacity { option, default } = self.kind.capacity.as_ref()?;
-        let capacity = option(&self.options);
-        (capacity != *default).then(|| capacity.into())
+        self.kind.capacity.as_ref()?.limit(&self.options).map(u64::from)
     }
 
     /// How many tokens it reserves, unless it is one.

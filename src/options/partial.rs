@@ -223,6 +223,11 @@ impl Options {
         self
     }
 
+    /// Whether the application has chosen how long a turn lasts.
+    pub(crate) fn sets_local_turn(&self) -> bool {
+        self.set_fields.has(Field::LocalTurn)
+    }
+
     /// Returns an error if an option differs that belongs to the existing connections.
     pub(crate) fn check_connections(&self, connected: &Options) -> Result<(), ConfigError> {
         let differs = [

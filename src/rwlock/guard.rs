@@ -1,10 +1,12 @@
 //! [`RwLockReadGuard`] and [`RwLockWriteGuard`]: the guards of the two sides.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::{READ, read_options};
+use super::READ;
 use crate::error::{Error, Operation};
-use crate::lease::{Lease, OwnedLease};
+use crate::lease::{Hold, Lease, OwnedLease};
+use crate::options::Options;
 use crate::owner::Owner;
 
 /// Holds the lock to read, and renews its lease while it lives.
@@ -17,11 +19,11 @@ use crate::owner::Owner;
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
     owner: Option<Owner>,
-    hold: OwnedLease,
+    hold: Hold,
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(owner: Option<&Owner>, hold: OwnedLease) -> RwLockReadGuard {
+    pub(super) fn new(owner: Option<&Owner>, hold: Hold) -> RwLockReadGuard {
         RwLockReadGuard { owner: owner.cloned(), hold }
     }
 
@@ -36,7 +38,8 @@ impl RwLockReadGuard {
         self.owner.as_ref()
     }
 
-    /// Releases this hold and waits until that is done.
+    /// Releases this hold and waits until that is done. It returns at once while other tasks of
+    /// this client [share the hold](crate::Options::local_turn).
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; another client may have written meanwhile.
@@ -59,7 +62,8 @@ impl RwLockReadGuard {
         self.hold.release().await
     }
 
-    /// Ends the renewal without releasing: the hold stays until its TTL expires.
+    /// Ends the renewal without releasing: the hold stays until its TTL expires. If other tasks
+    /// [share it](crate::Options::local_turn), that begins once they have released it.
     pub fn leak(self) {
         self.hold.leak();
     }
@@ -86,11 +90,17 @@ impl fmt::Debug for RwLockReadGuard {
 pub struct RwLockWriteGuard {
     owner: Option<Owner>,
     hold: OwnedLease,
+    /// Those of the read side, for a downgrade.
+    read_options: Arc<Options>,
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(owner: Option<&Owner>, hold: OwnedLease) -> RwLockWriteGuard {
-        RwLockWriteGuard { owner: owner.cloned(), hold }
+    pub(super) fn new(
+        owner: Option<&Owner>,
+        hold: OwnedLease,
+        read_options: &Arc<Options>,
+    ) -> RwLockWriteGuard {
+        RwLockWriteGuard { owner: owner.cloned(), hold, read_options: Arc::clone(read_options) }
     }
 
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
@@ -118,9 +128,9 @@ impl RwLockWriteGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
-        let options = read_options(self.hold.options());
-        let hold = self.hold.convert("rwlock/downgrade", &READ, options, Operation::Downgrade).await?;
-        Ok(RwLockReadGuard { owner: self.owner, hold })
+        let RwLockWriteGuard { owner, hold, read_options } = self;
+        let hold = hold.convert("rwlock/downgrade", &READ, read_options, Operation::Downgrade).await?;
+        Ok(RwLockReadGuard { owner, hold: Hold::new(hold) })
     }
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.

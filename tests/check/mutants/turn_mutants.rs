@@ -1,4 +1,4 @@
-//! Mistakes in passing a hold on inside a client.
+//! Mistakes in passing a hold on, or sharing it, inside a client.
 
 use super::client_test_mutants::edit;
 use super::{Edit, TestMutant};
@@ -33,7 +33,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "hold-of-an-owner-passed",
         edits: &[edit(
             "src/lease/lock_request.rs",
-            "Renewal::Automatic if self.owner.is_none() => ",
+            "Renewal::Automatic if owner.is_none() => ",
             "Renewal::Automatic => ",
         )],
         test: "suite::reentrant_standalone_poll_resp3::holders_exclude_each_other_and_tokens_grow",
@@ -82,5 +82,69 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "lease-that-was-passed-on-held",
         edits: &[edit("src/queries.rs", "        !self.is_passed && self.of", "        self.of")],
         test: "suite::mutex_standalone_push_resp2::a_lease_that_was_passed_on_is_not_held",
+    },
+    TestMutant {
+        name: "joined-after-the-turn",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "let is_in_time = Moment::now() < group.until\n            && ",
+            "let is_in_time = ",
+        )],
+        test: "suite::read_standalone_push_resp2::a_reader_that_comes_late_has_a_hold_of_its_own",
+    },
+    TestMutant {
+        name: "joint-hold-released-while-a-task-reads",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "state.expects_waiters || !state.members.is_empty()",
+            "state.expects_waiters",
+        )],
+        test: "suite::read_standalone_push_resp2::tasks_read_under_one_hold_without_a_request",
+    },
+    TestMutant {
+        name: "joint-hold-kept-for-a-task-that-is-not-polled",
+        edits: &[edit("src/lease/joint_hold.rs", "        state.expects_waiters = false;\n", "")],
+        test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
+    },
+    TestMutant {
+        name: "joint-hold-of-an-owner",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "        if !request.shares() {\n            return None;\n        }\n",
+            "",
+        )],
+        test: "suite::read_standalone_push_resp2::readers_share_only_what_they_may",
+    },
+    TestMutant {
+        name: "loss-of-a-joint-hold-unnoticed",
+        edits: &[edit("src/lease/lease.rs", "Some(hold) => hold.end().map(decided),", "Some(_) => None,")],
+        test: "suite::read_standalone_push_resp2::a_revoked_hold_is_lost_for_all_its_readers",
+    },
+    TestMutant {
+        name: "leaked-part-released",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "let is_leaked = state.is_leaked;",
+            "let is_leaked = false;",
+        )],
+        test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
+    },
+    TestMutant {
+        name: "revoked-joint-hold-joined",
+        edits: &[edit(
+            "src/lease/local_queue.rs",
+            "let shared_turn = local_queues.shared_turns.remove(name);",
+            "let shared_turn = local_queues.shared_turns.get(name).cloned();",
+        )],
+        test: "suite::read_standalone_push_resp2::a_revoked_hold_is_lost_for_all_its_readers",
+    },
+    TestMutant {
+        name: "only-one-of-those-that-wait-admitted",
+        edits: &[edit(
+            "src/lease/local_queue.rs",
+            "places.add_permits(behind)",
+            "places.add_permits(behind.min(0))",
+        )],
+        test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
     },
 ];

@@ -1,6 +1,8 @@
 //! Labels: `inspect` reports the holder's client name and label.
 
-use redlatch::{Holder, Locks, Owner};
+use std::time::Duration;
+
+use redlatch::{Holder, Locks, Options, Owner};
 
 use crate::support::{Server, queued, soon};
 
@@ -23,7 +25,8 @@ async fn inspect_reports_client_name_and_label() {
         (Locks::builder().label("pod-7"), (None, Some("pod-7"))),
         (Locks::builder().client_name("billing").label("pod-7"), (Some("billing"), Some("pod-7"))),
     ] {
-        let locks = builder.server(server.url()).connect().await.unwrap();
+        let alone = Options::new().local_turn(Duration::ZERO); // two reads are two holds
+        let locks = builder.server(server.url()).options(alone).connect().await.unwrap();
         let guard = locks.mutex("m").unwrap().lock().await.unwrap();
         let seen = other.mutex("m").unwrap().inspect().await.unwrap();
         assert_eq!(labels(&seen.holders[0]), expected);

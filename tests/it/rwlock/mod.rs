@@ -8,6 +8,7 @@ mod shared_polls;
 mod tokens;
 
 use std::future::Future;
+use std::time::Duration;
 
 use redlatch::{Options, RwLock};
 use tokio::task::JoinHandle;
@@ -17,9 +18,9 @@ use crate::support::{NEVER, Oracle, Server, notified_only};
 /// The scores of waiting readers are smaller by this.
 const READ_LANE: i64 = 1 << 52;
 
-/// The lock through a new client, as another process would have it.
+/// The lock through a new client, as another process would have it. Each hold is one on the server.
 async fn client(server: &Server, options: Options) -> RwLock {
-    server.locks_with(options).await.rwlock("rw").unwrap()
+    server.locks_with(options.local_turn(Duration::ZERO)).await.rwlock("rw").unwrap()
 }
 
 /// Starts a task that has to wait for the lock, and returns once it is queued.

@@ -1,5 +1,7 @@
 //! Fencing tokens of readers and writers.
 
+use std::time::Duration;
+
 use redlatch::{Error, Fencing, Options, Owner, Renewal};
 
 use super::{client, notified_only, queued};
@@ -123,7 +125,11 @@ async fn rwlock_standalone_tokens_grow_past_tokens_nested_in_unfenced_hold() {
 async fn rwlock_standalone_corrupt_counter_returns_error_and_leaves_no_hold() {
     let server = Server::start().await;
     let locks = server.locks().await;
-    let off = locks.with_options(Options::new().fencing(Fencing::Off)).unwrap().rwlock("rw").unwrap();
+    let off = locks
+        .with_options(Options::new().fencing(Fencing::Off).local_turn(Duration::ZERO))
+        .unwrap()
+        .rwlock("rw")
+        .unwrap();
     let on = locks.rwlock("rw").unwrap();
     let guards = [off.read().await.unwrap(), off.read().await.unwrap()];
     for junk in [&["RPUSH", "{lock:rw}:fence", "a"][..], &["SET", "{lock:rw}:fence", "many"]] {

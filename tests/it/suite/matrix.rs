@@ -94,6 +94,22 @@ macro_rules! passed_on {
     ($core:tt $rest:tt $kind:ident) => {};
 }
 
+/// Behaviours of locks that the tasks of one client hold together.
+macro_rules! shared {
+    ($core:tt $rest:tt Read) => {
+        crate::suite::matrix::tests! { $core shared_reads: tasks_read_under_one_hold_without_a_request }
+        crate::suite::matrix::tests! { $rest shared_reads:
+            a_reader_that_comes_late_has_a_hold_of_its_own one_task_asks_for_all_that_wait
+            dropped_readers_leave_nothing a_task_that_is_not_polled_keeps_no_hold
+            a_revoked_hold_is_lost_for_all_its_readers readers_share_only_what_they_may
+            a_downgraded_hold_may_be_joined a_leaked_read_stays_until_its_ttl
+            a_close_ends_all_shared_reads a_task_that_reads_learns_that_it_waits_for_itself
+            writers_have_their_turn_beside_shared_reads
+        }
+    };
+    ($core:tt $rest:tt $kind:ident) => {};
+}
+
 /// Behaviours of locks that an owner may hold several times, or on both sides.
 macro_rules! owners {
     ($core:tt $rest:tt Reentrant) => {
@@ -194,9 +210,10 @@ macro_rules! matrix {
             crate::suite::matrix::all! { $core $rest }
             crate::suite::matrix::alone! { $core $rest $kind }
             crate::suite::matrix::passed_on! { $core $rest $kind }
+            crate::suite::matrix::shared! { $core $rest $kind }
             crate::suite::matrix::owners! { $core $owners $kind }
         })+
     };
 }
 
-pub(crate) use {all, alone, matrix, owners, passed_on, test, tests};
+pub(crate) use {all, alone, matrix, owners, passed_on, shared, test, tests};

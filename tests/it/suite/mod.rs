@@ -13,6 +13,7 @@ mod nesting;
 mod readers;
 mod release;
 mod rw_modes;
+mod shared_reads;
 mod unknown_outcomes;
 mod upgrades;
 mod waiting;

@@ -137,9 +137,9 @@ impl Setup {
         self.kind.rival().lock(&self.client_with(options).await, name)
     }
 
-    /// The read-write lock "rw" through a new client.
+    /// The read-write lock "rw" through a new client. Each hold is one on the servers.
     pub async fn rwlock(&self, options: Options) -> RwLock {
-        self.client_with(options).await.rwlock("rw").unwrap()
+        self.client_with(options.local_turn(Duration::ZERO)).await.rwlock("rw").unwrap()
     }
 
     /// Starts a task that has to wait for the lock with this key, and returns once it is queued on

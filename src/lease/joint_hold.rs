@@ -1,0 +1,304 @@
+//! [`JointHold`]: a hold that tasks of one client have together. Others may join it for a short
+//! time, so that most of them send no request. [`Hold`]: that, or one of its own.
+//!
+//! ```text
+//!                grant ├─ local_turn ─┤
+//!     first task       ├────┤
+//!     one that joins      ├──────────────────┤
+//!     one that comes late              asks ────├────┤   a new hold, behind others that wait
+//!     hold on the server ├───────────────────┤           until its last member has left
+//! ```
+
+use std::any::Any;
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use slab::Slab;
+use tokio::task::AbortHandle;
+use tokio::task::coop::consume_budget;
+use tokio::time::sleep;
+
+use super::acquire::{Acquire, try_once, wait_in_redis};
+use super::caller::Caller;
+use super::client::Client;
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
+use super::local_queue::{LocalFront, Turn};
+use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
+use super::lock_request::{LockRequest, local_turn, shares};
+use super::owned_lease::{OwnedLease, released_after};
+use super::progress::Progress;
+use crate::clock::Moment;
+use crate::error::{Error, Operation};
+use crate::fencing::FencingToken;
+use crate::measure::WakeReason;
+use crate::traces::{Grant, HoldSpan, releasing};
+
+/// A hold of a kind that allows several.
+pub(crate) enum Hold {
+    /// One with an owner, for instance.
+    Own(OwnedLease),
+    Joint(JointHold),
+}
+
+/// A task's part in a hold, with a lease of its own. The last member that leaves releases the hold.
+/// Dropped, it leaves, and the hold is released in the background.
+pub(crate) struct JointHold {
+    group: Arc<Group>,
+    lease: Lease,
+    span: HoldSpan,
+    /// Its place among the members, until it leaves.
+    place: Option<usize>,
+}
+
+/// Those that have one hold on the server.
+struct Group {
+    client: Arc<Client>,
+    /// That of the hold, which the keeper renews.
+    lease: Lease,
+    /// Until when others may join.
+    until: Moment,
+    state: Mutex<GroupState>,
+    timer: OnceLock<AbortHandle>,
+}
+
+struct GroupState {
+    /// `None` once it is being released.
+    hold: Option<OwnedLease>,
+    members: Slab<Caller>,
+    /// Tasks wait that are to join it: one that holds it only for a moment must not release it
+    /// before they run.
+    expects_waiters: bool,
+    is_leaked: bool,
+}
+
+impl Acquire for Hold {
+    async fn join(request: &LockRequest) -> Option<Hold> {
+        if !request.shares() {
+            return None;
+        }
+        consume_budget().await; // a task that does nothing else must let others run
+        JointHold::join(request).map(Hold::Joint)
+    }
+
+    async fn try_once(request: &LockRequest) -> Result<Option<Hold>, Error> {
+        Ok(try_once(request).await?.map(Hold::new))
+    }
+
+    /// One task asks for all that wait.
+    async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<Hold, Error> {
+        if !request.shares() {
+            return OwnedLease::wait(request, progress).await.map(Hold::Own);
+        }
+        loop {
+            // Dropped last: what this task had is left to the keeper before the next one asks.
+            let front = match wait_in_local_queue(request, progress).await? {
+                LocalQueueOutcome::Entered(hold) => return Ok(Hold::Own(hold)),
+                LocalQueueOutcome::Front(front) => front,
+            };
+            if let Some(part) = JointHold::join(request) {
+                progress.woken = WakeReason::Local;
+                return Ok(Hold::Joint(part));
+            }
+            // The last of those that were admitted together, and come too late.
+            if !front.is_one_of_several() {
+                let hold = wait_in_redis(request, progress, None).await?;
+                return Ok(Hold::Joint(Group::begin(hold, Some(&front))));
+            }
+        }
+    }
+}
+
+impl Hold {
+    /// Other tasks may join it, if its options allow that.
+    pub(crate) fn new(hold: OwnedLease) -> Hold {
+        let attempt = hold.lease().attempt();
+        if shares(attempt.kind, &attempt.options, attempt.owner.as_deref()) {
+            Hold::Joint(Group::begin(hold, None))
+        } else {
+            Hold::Own(hold)
+        }
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        match self {
+            Hold::Own(hold) => hold.lease(),
+            Hold::Joint(part) => &part.lease,
+        }
+    }
+
+    /// Releases the hold and waits for the reply, unless other tasks of this client still use it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the release continues in the background.
+    pub(crate) async fn release(self) -> Result<(), Error> {
+        match self {
+            Hold::Own(hold) => hold.release().await,
+            Hold::Joint(part) => part.release().await,
+        }
+    }
+
+    /// The hold is never released from now on: it ends with its TTL, once no task uses it.
+    pub(crate) fn leak(self) {
+        match self {
+            Hold::Own(hold) => hold.leak(),
+            Hold::Joint(mut part) => {
+                part.group.state().is_leaked = true;
+                part.leave(LeaseEnd::Leaked);
+            }
+        }
+    }
+}
+
+impl Grant for Hold {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        match self {
+            Hold::Own(hold) => hold.granted(),
+            Hold::Joint(part) => Some((part.lease.fencing_token(), &mut part.span)),
+        }
+    }
+}
+
+impl JointHold {
+    /// Joins the newest hold of this client, if that may still be joined.
+    fn join(request: &LockRequest) -> Option<JointHold> {
+        let turn: Arc<dyn Any + Send + Sync> = request.client.joint_queues.shared_turn(&request.name)?;
+        let group: Arc<Group> = turn.downcast().ok()?;
+        let is_in_time = Moment::now() < group.until
+            && !group.lease.is_lost()
+            && !request.client.keeper.closing.has_begun()
+            && !request.client.keeper.has_ended();
+        if !is_in_time || !request.is_for(group.lease.attempt()) {
+            return None;
+        }
+        let place = {
+            let mut state = group.state();
+            state.hold.as_ref()?;
+            state.members.insert(Caller::current())
+        };
+        Some(JointHold::new(group, place))
+    }
+
+    fn new(group: Arc<Group>, place: usize) -> JointHold {
+        let lease = group.lease.of_member();
+        JointHold { group, lease, span: HoldSpan::default(), place: Some(place) }
+    }
+
+    async fn release(mut self) -> Result<(), Error> {
+        let (end, hold) = self.leave(LeaseEnd::Released);
+        if let Some(hold) = hold {
+            return hold.release().await;
+        }
+        let (client, attempt) = (&self.group.client, self.lease.attempt());
+        let what = (&attempt.name, attempt.kind.name, || attempt.owner());
+        let left = pin!(async {
+            match end {
+                LeaseEnd::Released => Ok(()),
+                end => released_after(end, client.context(Operation::Release, &attempt.name)),
+            }
+        });
+        releasing(attempt.observer(), what, left).await
+    }
+
+    /// Ends its lease. Returns how that ended, and the hold if it was the last member.
+    fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>) {
+        let Some(place) = self.place.take() else { return (how, None) };
+        let end = self.lease.end_as(how);
+        self.lease.announce();
+        if end == LeaseEnd::Released {
+            self.lease.note_passed();
+        }
+        self.lease.measure_end(end);
+        self.span.end(end.word());
+        let mut state = self.group.state();
+        state.members.try_remove(place);
+        (end, self.group.take_if_unused(state))
+    }
+}
+
+impl Drop for JointHold {
+    fn drop(&mut self) {
+        self.leave(LeaseEnd::Released);
+    }
+}
+
+impl Group {
+    /// The server has granted a hold to the task at the front, if it waited there.
+    fn begin(hold: OwnedLease, front: Option<&LocalFront>) -> JointHold {
+        let (client, lease) = (Arc::clone(hold.client()), hold.lease().clone());
+        lease.note_shared();
+        let attempt = lease.attempt();
+        let now = Moment::now();
+        let turn = local_turn(&attempt.options, attempt.owner.as_deref());
+        let until = now + turn.min(lease.until().since(now) / 4);
+        let mut members = Slab::new();
+        let place = members.insert(Caller::current());
+        let waited_for = front.filter(|front| front.has_waiters_behind());
+        let (expects_waiters, is_leaked) = (waited_for.is_some(), false);
+        let state = Mutex::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked });
+        let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
+        let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
+        group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
+        if let Some(front) = waited_for {
+            group.wait_for_others();
+            front.admit_all(Arc::downgrade(&turn));
+        }
+        JointHold::new(group, place)
+    }
+
+    /// Keeps the hold until the turn is over: no longer, since a task that waits may not be polled.
+    fn wait_for_others(self: &Arc<Group>) {
+        let group = Arc::clone(self);
+        let timer = self.client.nodes.runtime().spawn(async move {
+            sleep(group.until.since(Moment::now())).await;
+            group.end();
+        });
+        self.timer.get_or_init(|| timer.abort_handle());
+    }
+
+    /// The hold, once no task uses it.
+    fn take_if_unused(&self, mut state: MutexGuard<'_, GroupState>) -> Option<OwnedLease> {
+        if state.expects_waiters || !state.members.is_empty() {
+            return None;
+        }
+        let hold = state.hold.take()?;
+        let is_leaked = state.is_leaked;
+        drop(state);
+        self.client.joint_queues.unshare_turn(self.lease.name(), self);
+        if is_leaked {
+            hold.leak();
+            return None;
+        }
+        Some(hold)
+    }
+
+    /// Poisoning does not matter: nothing under this lock panics.
+    fn state(&self) -> MutexGuard<'_, GroupState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn for Group {
+    /// Tasks that wait ask the server.
+    fn end(&self) {
+        let mut state = self.state();
+        state.expects_waiters = false;
+        drop(self.take_if_unused(state)); // released in the background
+        self.timer.get().into_iter().for_each(AbortHandle::abort);
+    }
+
+    fn queue_is_empty(&self) {
+        self.end();
+    }
+
+    fn is_used_by(&self, caller: Caller) -> bool {
+        self.state().members.iter().any(|(_, member)| *member == caller)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lease().fmt(f)
+    }
+}

@@ -1,0 +1,313 @@
+//! Tasks of one client that read under one hold: reads without an owner.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard};
+
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, soon};
+
+type Reading = Pin<Box<dyn Future<Output = Result<RwLockReadGuard, Error>>>>;
+
+/// Longer than a busy machine needs for a few reads.
+fn long_turn() -> Options {
+    Options::new().local_turn(Duration::from_secs(7))
+}
+
+/// A lock of a new client, to read without an owner.
+async fn reading(setup: &Setup, name: &str, options: Options) -> RwLock {
+    setup.client_with(options).await.rwlock(name).unwrap()
+}
+
+fn any(lock: &RwLock) -> AnyLock {
+    AnyLock::Read(lock.clone(), Owner::new())
+}
+
+/// A call that waits: it was polled once.
+async fn waiting(lock: &RwLock) -> Reading {
+    let lock = lock.clone();
+    let mut reading: Reading = Box::pin(async move { lock.read().await });
+    let early = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+    assert!(early.is_pending(), "the lock is held");
+    reading
+}
+
+/// How many holds the servers have.
+async fn holds(setup: &Setup, lock: &RwLock) -> usize {
+    setup.deployment.holds_and_token(&any(lock)).await.0.len()
+}
+
+pub async fn tasks_read_under_one_hold_without_a_request(setup: Setup) {
+    let lock = reading(&setup, "shared", long_turn()).await;
+    let rival = setup.rival("shared").await;
+    let first = lock.read().await.unwrap();
+    let before = setup.deployment.scripts_run().await;
+    let mut guards = Vec::new();
+    for _ in 0..20 {
+        guards.push(lock.read().await.unwrap());
+    }
+    guards.push(lock.try_read().await.unwrap().expect("it joins"));
+    guards.push(lock.read_timeout(Duration::ZERO).await.unwrap());
+    assert_eq!(setup.deployment.scripts_run().await, before, "no request");
+    assert_eq!(holds(&setup, &lock).await, 1);
+    assert!(guards.iter().all(|guard| guard.lease().fencing_token() == first.lease().fencing_token()));
+    let old = first.lease().clone();
+    first.release().await.unwrap();
+    assert_eq!(old.end(), Some(LeaseEnd::Released));
+    assert!(matches!(old.while_held(async {}).await, Err(Error::Released { .. })));
+    assert!(!lock.is_held_by(&old).await.unwrap(), "it has left");
+    assert!(guards.iter().all(|guard| !guard.lease().is_lost()), "the others read on");
+    assert!(rival.try_lock().await.unwrap().is_none());
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    // The last release was answered: nothing lingers.
+    rival.try_lock().await.unwrap().expect("the lock is free").release().await.unwrap();
+    drop((lock, rival));
+    setup.finish().await;
+}
+
+pub async fn a_reader_that_comes_late_has_a_hold_of_its_own(setup: Setup) {
+    let turn = Duration::from_millis(5);
+    let lock = reading(&setup, "late", Options::new().local_turn(turn)).await;
+    let first = lock.read().await.unwrap();
+    let late = Instant::now() + turn;
+    eventually("the turn is over", || async { Instant::now() > late }).await;
+    let second = lock.read().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 2);
+    first.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 1);
+    assert!(!second.lease().is_lost());
+    second.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 0);
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn one_task_asks_for_all_that_wait(setup: Setup) {
+    let lock = reading(&setup, "one", long_turn()).await;
+    let rival = setup.rival("one").await;
+    let held = rival.lock().await.unwrap();
+    let first = setup.queued(lock.name().key(), {
+        let lock = lock.clone();
+        async move { lock.read().await }
+    });
+    let first = first.await;
+    let (mut others, mut guards) = (Vec::new(), Vec::new());
+    for _ in 0..10 {
+        others.push(waiting(&lock).await);
+    }
+    assert_eq!(setup.deployment.waiters(&any(&lock)).await, 1);
+    held.release().await.unwrap();
+    guards.push(soon("the first task reads", first).await.unwrap().unwrap());
+    for other in others {
+        guards.push(soon("the others read", other).await.unwrap());
+    }
+    assert_eq!(holds(&setup, &lock).await, 1);
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    assert_eq!(holds(&setup, &lock).await, 0);
+    drop((lock, rival));
+    setup.finish().await;
+}
+
+pub async fn dropped_readers_leave_nothing(setup: Setup) {
+    let lock = reading(&setup, "drops", long_turn()).await;
+    let rival = setup.rival("drops").await;
+    let held = rival.lock().await.unwrap();
+    let (first, second, third) = (waiting(&lock).await, waiting(&lock).await, waiting(&lock).await);
+    drop(first); // another one asks instead
+    held.release().await.unwrap();
+    let guard = soon("the second task reads", second).await.unwrap();
+    drop(third); // admitted, and dropped before it knows
+    drop(guard);
+    eventually("the lock is free", || async { holds(&setup, &lock).await == 0 }).await;
+    drop((lock, rival));
+    setup.finish().await;
+}
+
+pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
+    let turn = Options::new().local_turn(Duration::from_millis(300));
+    let lock = reading(&setup, "stuck", turn).await;
+    let rival = setup.rival("stuck").await;
+    let held = rival.lock().await.unwrap();
+    let (first, unpolled) = (waiting(&lock).await, waiting(&lock).await);
+    held.release().await.unwrap();
+    let guard = soon("the first task reads", first).await.unwrap();
+    let expires = setup.deployment.kept_until(lock.name().key()).await;
+    guard.release().await.unwrap();
+    let guard = soon("another client writes", rival.lock()).await.unwrap();
+    assert!(Instant::now() < expires, "it is released, and does not expire");
+    guard.release().await.unwrap();
+    drop((unpolled, lock, rival));
+    setup.finish().await;
+}
+
+pub async fn a_revoked_hold_is_lost_for_all_its_readers(setup: Setup) {
+    let lock = reading(&setup, "revoked", long_turn().ttl(Duration::from_millis(900))).await;
+    let other = setup.client().await.rwlock("revoked").unwrap();
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    assert!(other.force_release_read().await.unwrap());
+    for guard in [&first, &second] {
+        let end = soon("its reader learns of it", guard.lease().lost()).await;
+        assert!(matches!(end, LeaseEnd::Lost | LeaseEnd::Revoked), "{end:?}");
+    }
+    for guard in [first, second] {
+        assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
+    }
+    // Revoked by the client itself: no task joins what it knows to be gone.
+    let guard = lock.read().await.unwrap();
+    assert!(lock.force_release_read().await.unwrap());
+    let before = setup.deployment.scripts_run().await;
+    let next = lock.read().await.unwrap();
+    assert!(setup.deployment.scripts_run().await > before);
+    drop(guard);
+    next.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
+pub async fn readers_share_only_what_they_may(setup: Setup) {
+    let asks = async |one: &RwLock, other: &RwLock| {
+        let first = one.read().await.unwrap();
+        let before = setup.deployment.scripts_run().await;
+        let second = other.read().await.unwrap();
+        let asked = setup.deployment.scripts_run().await > before;
+        second.release().await.unwrap();
+        first.release().await.unwrap();
+        asked
+    };
+    let locks = setup.client_with(long_turn()).await;
+    let with = |options| locks.with_options(options).unwrap().rwlock("rules").unwrap();
+    let lock = with(long_turn());
+    assert!(!asks(&lock, &with(long_turn())).await, "the same options");
+    assert!(asks(&lock, &with(long_turn().ttl(Duration::from_secs(9)))).await, "others");
+    assert!(asks(&lock, &lock.with_owner(&Owner::new())).await, "an owner");
+    let owned = lock.with_owner(&Owner::new());
+    assert!(asks(&owned, &owned).await, "the server counts the holds of an owner");
+    let none = with(Options::new().local_turn(Duration::ZERO));
+    assert!(asks(&none, &none).await, "no turn");
+    assert!(!asks(&with(long_turn().max_readers(5)), &with(long_turn().max_readers(5))).await, "as it says");
+    let limited = setup.client_with(Options::new().max_readers(5)).await.rwlock("rules").unwrap();
+    assert!(asks(&limited, &limited).await, "readers are limited");
+    drop((lock, owned, none, limited));
+    drop(locks);
+    setup.finish().await;
+}
+
+pub async fn a_downgraded_hold_may_be_joined(setup: Setup) {
+    let lock = reading(&setup, "down", long_turn()).await;
+    let first = lock.write().await.unwrap().downgrade().await.unwrap();
+    let before = setup.deployment.scripts_run().await;
+    let second = lock.read().await.unwrap();
+    assert_eq!(setup.deployment.scripts_run().await, before, "no request");
+    assert_eq!(second.lease().fencing_token(), first.lease().fencing_token());
+    first.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 1);
+    second.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 0);
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_leaked_read_stays_until_its_ttl(setup: Setup) {
+    let lock = reading(&setup, "leaked", long_turn().ttl(Duration::from_secs(2))).await;
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    let old = first.lease().clone();
+    first.leak();
+    assert_eq!(old.end(), Some(LeaseEnd::Leaked));
+    assert!(!second.lease().is_lost(), "the other reads on");
+    second.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 1, "no release was sent");
+    eventually("it expires", || async { holds(&setup, &lock).await == 0 }).await;
+    drop(lock);
+    setup.finish().await;
+}
+
+pub async fn a_close_ends_all_shared_reads(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let lock = locks.rwlock("closed").unwrap();
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    locks.close(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 0);
+    for guard in [first, second] {
+        assert_eq!(guard.lease().end(), Some(LeaseEnd::Closed));
+        guard.release().await.unwrap();
+    }
+    assert!(matches!(lock.read().await, Err(Error::Closed { .. })));
+    drop((lock, locks));
+    setup.finish().await;
+}
+
+pub async fn a_task_that_reads_learns_that_it_waits_for_itself(setup: Setup) {
+    let lock = reading(&setup, "itself", long_turn()).await;
+    let elsewhere = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.read().await }
+    });
+    let first = elsewhere.await.unwrap().unwrap();
+    let outcome = lock.write_timeout(Duration::from_millis(300)).await;
+    assert!(matches!(outcome, Err(Error::TimedOut { holds_itself: false, .. })), "{outcome:?}");
+    let second = lock.read().await.unwrap();
+    drop(first);
+    let outcome = lock.write_timeout(Duration::from_millis(300)).await;
+    assert!(matches!(outcome, Err(Error::TimedOut { holds_itself: true, .. })), "{outcome:?}");
+    second.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
+/// Readers without a pause keep out neither another client's writer nor one of their own, and none
+/// of them reads while a writer writes.
+pub async fn writers_have_their_turn_beside_shared_reads(setup: Setup) {
+    let turn = Options::new().local_turn(Duration::from_millis(5));
+    let lock = reading(&setup, "busy", turn).await;
+    let rival = setup.rival("busy").await;
+    let (reads, writing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let busy: Vec<_> = (0..8)
+        .map(|_| {
+            let (lock, reads, writing) = (lock.clone(), Arc::clone(&reads), Arc::clone(&writing));
+            tokio::spawn(async move {
+                loop {
+                    let guard = lock.read().await.unwrap();
+                    reads.fetch_add(1, Ordering::SeqCst);
+                    let overlaps = writing.load(Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    assert!(guard.lease().is_lost() || overlaps + writing.load(Ordering::SeqCst) == 0);
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for round in 0..20 {
+        let before = reads.load(Ordering::SeqCst);
+        eventually("they read", || async { reads.load(Ordering::SeqCst) > before }).await;
+        let key = lock.name().key();
+        let lefts: Vec<i64> = setup.deployment.run_at(key, &["PTTL", key]).await;
+        let left = lefts.into_iter().max().and_then(|left| u64::try_from(left).ok());
+        let asked = Instant::now();
+        let guard = match round % 2 {
+            0 => soon("another client writes", rival.lock()).await.unwrap(),
+            _ => AnyGuard::Write(soon("this client writes", lock.write()).await.unwrap()),
+        };
+        writing.store(1, Ordering::SeqCst);
+        if let Some(left) = left {
+            assert!(asked.elapsed() < Duration::from_millis(left) / 2, "not because it expired");
+        }
+        tokio::task::yield_now().await;
+        assert!(!guard.lease().is_lost());
+        writing.store(0, Ordering::SeqCst);
+        guard.release().await.unwrap();
+    }
+    for task in busy {
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+    drop((lock, rival));
+    setup.finish().await;
+}
