@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, try_acquire};
+use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, run, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -85,9 +85,11 @@ impl Mutex {
     ///
     /// # Cancel safety
     /// Cancel safe: in `tokio::time::timeout`, for instance, a dropped call leaves the queue, and a
-    /// grant that it received meanwhile is released at once. A call that is polled once and then
-    /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
-    /// behind it.
+    /// grant that it received meanwhile is released at once. So in a `select!` in a loop, pin the
+    /// call outside the loop: see [waiting](crate::guide::waiting).
+    ///
+    /// A call that is polled once and then neither polled nor dropped keeps its place in the queue,
+    /// and blocks the tasks of this client behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         acquire(&self.lock.request(&MUTEX, None), None).await.map(|hold| MutexGuard { hold })
     }
@@ -106,6 +108,57 @@ impl Mutex {
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
         acquire(&self.lock.request(&MUTEX, None), Some(limit)).await.map(|hold| MutexGuard { hold })
+    }
+
+    /// Acquires the mutex, runs `work` while the lease is valid, and releases it, also if the work
+    /// fails.
+    ///
+    /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
+    /// lock was released. If the lease ends first, the work is dropped at its current await.
+    ///
+    /// **What it does not**: undo what the work did before it was dropped. Give the resource the
+    /// [fencing token](crate::Lease::fencing_token) of the lease.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, FencingToken};
+    /// # async fn charge(id: u64, token: Option<FencingToken>) -> Result<u64, Error> { Ok(id) }
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), Error> {
+    /// let order = locks.mutex("order:17")?;
+    /// let invoice = order.run(async |lease| charge(17, lease.fencing_token()).await).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - Those of [`lock`](Mutex::lock): the work has not begun.
+    /// - [`Error::Lost`]: the lease ended before the work did.
+    /// - Those of [`MutexGuard::release`]: the work is done, and its result is dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call drops the work, and the lock is released in the background.
+    pub async fn run<T, E: From<Error>>(
+        &self,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let guard = self.lock().await?;
+        run(guard.lease().clone(), guard.release(), work).await
+    }
+
+    /// Runs `work` like [`run`](Mutex::run), if the lock is acquired within `limit`, which
+    /// does not limit the work.
+    ///
+    /// # Errors
+    /// - Those of [`lock_timeout`](Mutex::lock_timeout) and [`run`](Mutex::run).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`run`](Mutex::run).
+    pub async fn run_timeout<T, E: From<Error>>(
+        &self,
+        limit: Duration,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let guard = self.lock_timeout(limit).await?;
+        run(guard.lease().clone(), guard.release(), work).await
     }
 
     /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise.

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
     Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, SharedHold, SharedHolds, TOO_DEEP, Verbs,
-    acquire, try_acquire,
+    acquire, run, try_acquire,
 };
 use crate::name::Name;
 use crate::options::Nesting;
@@ -155,6 +155,59 @@ impl ReentrantLock {
             Some(shared) => Ok(guard(owner, shared)),
             None => Ok(self.guard(owner, &request, acquire(&request, Some(limit)).await?)),
         }
+    }
+
+    /// Acquires the lock, runs `work` while the lease is valid, and releases it, also if the work
+    /// fails.
+    ///
+    /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
+    /// lock was released. If the lease ends first, the work is dropped at its current await.
+    ///
+    /// **What it does not**: undo what the work did before it was dropped. Give the resource the
+    /// [fencing token](crate::Lease::fencing_token) of the lease.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, Locks, Owner};
+    /// # async fn run(locks: Locks, owner: Owner) -> Result<(), Error> {
+    /// let stock = locks.reentrant("stock")?.with_owner(&owner);
+    /// let outer = stock.run(async |_| {
+    ///     stock.run(async |_| Ok::<_, Error>(())).await // the same owner enters again
+    /// });
+    /// outer.await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - Those of [`lock`](ReentrantLock::lock): the work has not begun.
+    /// - [`Error::Lost`]: the lease ended before the work did.
+    /// - Those of [`ReentrantGuard::release`]: the work is done, and its result is dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call drops the work, and the lock is released in the background.
+    pub async fn run<T, E: From<Error>>(
+        &self,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let guard = self.lock().await?;
+        run(guard.lease().clone(), guard.release(), work).await
+    }
+
+    /// Runs `work` like [`run`](ReentrantLock::run), if the lock is acquired within `limit`, which
+    /// does not limit the work.
+    ///
+    /// # Errors
+    /// - Those of [`lock_timeout`](ReentrantLock::lock_timeout) and [`run`](ReentrantLock::run).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`run`](ReentrantLock::run).
+    pub async fn run_timeout<T, E: From<Error>>(
+        &self,
+        limit: Duration,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let guard = self.lock_timeout(limit).await?;
+        run(guard.lease().clone(), guard.release(), work).await
     }
 
     /// Acquires the lock if its owner already holds it, or if it is free and no client waits for

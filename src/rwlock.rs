@@ -1,6 +1,7 @@
 //! [`RwLock`]: many readers or one writer, without starvation.
 
 mod guard;
+mod work;
 
 use std::fmt;
 use std::sync::Arc;
@@ -178,18 +179,18 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// Without an owner it may share a hold with other tasks of this client, for a [short
-    /// time](Options::local_turn) after the server granted it: then it sends no request.
+    /// time](crate::Options::local_turn) after the server granted it: then it sends no request.
     ///
     /// # Errors
-    /// - [`Error::TooManyReaders`]: [`max_readers`](Options::max_readers) readers hold the lock or
-    ///   wait for it. It is returned at once.
-    /// - [`Error::TooDeep`]: the owner has [`max_depth`](Options::max_depth) holds to read.
+    /// - [`Error::TooManyReaders`]: [`max_readers`](crate::Options::max_readers) readers hold the
+    ///   lock or wait for it. It is returned at once.
+    /// - [`Error::TooDeep`]: the owner has [`max_depth`](crate::Options::max_depth) holds to read.
     /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
-    ///   timeouts](Options::node_timeout), or for one TTL if the task was queued. During an outage
-    ///   that this client already knows, the first failed request returns it: pause before you
-    ///   retry, or set [`outage_limit`](Options::outage_limit).
+    ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
+    ///   outage that this client already knows, the first failed request returns it: pause before
+    ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
     /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
     /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
     /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
@@ -225,8 +226,8 @@ impl RwLock {
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
-    ///   returned instead. A limit below the [node timeout](Options::node_timeout) is too short to
-    ///   distinguish a silent server from a busy lock.
+    ///   returned instead. A limit below the [node timeout](crate::Options::node_timeout) is too
+    ///   short to distinguish a silent server from a busy lock.
     /// - Those of [`read`](RwLock::read).
     ///
     /// # Cancel safety

@@ -12,6 +12,7 @@ mod close;
 mod cohort;
 mod connection_watch;
 mod grant_clock;
+mod held_work;
 mod joint_hold;
 mod keeper;
 mod kind;
@@ -39,6 +40,7 @@ mod waiter;
 
 pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use client::{Client, Servers};
+pub(crate) use held_work::run;
 pub(crate) use joint_hold::Hold;
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;

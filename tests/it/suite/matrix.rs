@@ -28,6 +28,11 @@ macro_rules! all {
             dropped_release_future_still_releases force_release_grants_at_once_to_waiter
             losses_are_known_once_the_client_is_connected_again
         }
+        crate::suite::matrix::tests! { $core run: work_runs_while_the_lock_is_held }
+        crate::suite::matrix::tests! { $rest run:
+            failed_work_releases_the_lock work_ends_with_the_lease work_does_not_begin_without_the_lock
+            dropped_work_releases_the_lock
+        }
         crate::suite::matrix::tests! { $core unknown_outcomes: retried_release_of_lost_lock_returns_error }
         crate::suite::matrix::tests! { $rest unknown_outcomes:
             leak_during_renewal_keeps_lock_until_its_ttl

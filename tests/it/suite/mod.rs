@@ -12,6 +12,7 @@ mod matrix;
 mod nesting;
 mod readers;
 mod release;
+mod run;
 mod rw_modes;
 mod shared_reads;
 mod unknown_outcomes;

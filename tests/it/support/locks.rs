@@ -134,6 +134,31 @@ impl AnyLock {
         })
     }
 
+    pub async fn run<T, E: From<Error>>(
+        &self,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self {
+            AnyLock::Mutex(lock) => lock.run(work).await,
+            AnyLock::Reentrant(lock, owner) => lock.with_owner(owner).run(work).await,
+            AnyLock::Read(lock, owner) => lock.with_owner(owner).run_read(work).await,
+            AnyLock::Write(lock) => lock.run_write(work).await,
+        }
+    }
+
+    pub async fn run_timeout<T, E: From<Error>>(
+        &self,
+        limit: Duration,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self {
+            AnyLock::Mutex(lock) => lock.run_timeout(limit, work).await,
+            AnyLock::Reentrant(lock, owner) => lock.with_owner(owner).run_timeout(limit, work).await,
+            AnyLock::Read(lock, owner) => lock.with_owner(owner).run_read_timeout(limit, work).await,
+            AnyLock::Write(lock) => lock.run_write_timeout(limit, work).await,
+        }
+    }
+
     pub async fn inspect(&self) -> Result<InspectedLock, Error> {
         Ok(match self {
             AnyLock::Mutex(lock) => {
