@@ -1,10 +1,10 @@
 //! Calls that wait for a lock which another client holds.
 
-use redlatch::{Error, Options, Wakeups};
+use redlatch::{Error, Options, RwLock, Wakeups};
 use std::time::Duration;
 
 use super::holds::held;
-use super::locks::{AnyGuard, Kind};
+use super::locks::{AnyGuard, AnyLock, Kind};
 use super::network::Order;
 use super::scenario::{Case, Fixture, Scenario};
 
@@ -141,6 +141,56 @@ fn cancelled_receipts_of_a_passed_hold_leave_nothing() {
             .meanwhile(async move { holder.release().await.unwrap() })
             .afterwards(async move { came.await.unwrap().await.unwrap() })
     });
+}
+
+/// The lock to read without an owner: tasks of the client share holds.
+fn plain(fixture: &Fixture) -> RwLock {
+    let AnyLock::Read(lock, _) = &fixture.lock else { panic!("only reads are shared") };
+    lock.clone()
+}
+
+async fn read(lock: RwLock) {
+    lock.read().await.unwrap().release().await.unwrap();
+}
+
+#[test]
+fn cancelled_shared_reads_leave_nothing() {
+    let kinds = &[Kind::Read];
+    let turn = |options: Options| options.local_turn(Duration::from_secs(5));
+    // It joins a hold, and is the last that leaves it.
+    Case::new("joined", 6, &["release"]).kinds(kinds).with(turn).run(async |fixture| {
+        let first = plain(fixture).read().await.unwrap();
+        let lock = plain(fixture);
+        Scenario::of(async move {
+            let guard = lock.read().await.unwrap();
+            first.release().await.unwrap();
+            guard.release().await.unwrap();
+        })
+    });
+    // It waits behind the task that asks for both.
+    Case::new("joins-behind", 7, &["nothing"]).kinds(kinds).with(turn).run(async |fixture| {
+        let before = fixture.rival.lock().await.unwrap();
+        let first = tokio::spawn(read(plain(fixture)));
+        while fixture.queued() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Scenario::of(read(plain(fixture)))
+            .meanwhile(async move { before.release().await.unwrap() })
+            .afterwards(async move { first.await.unwrap() })
+    });
+    // It asks for both, and the other one waits behind it.
+    Case::new("asks-for-both", 20, &["acquire", "SUBSCRIBE", "nothing", "message"])
+        .kinds(kinds)
+        .with(turn)
+        .run(async |fixture| {
+            let before = fixture.rival.lock().await.unwrap();
+            let next = read(plain(fixture));
+            let (comes, came) = tokio::sync::oneshot::channel();
+            Scenario::of(read(plain(fixture)))
+                .meanwhile(async move { comes.send(tokio::spawn(next)).unwrap() })
+                .meanwhile(async move { before.release().await.unwrap() })
+                .afterwards(async move { came.await.unwrap().await.unwrap() })
+        });
 }
 
 /// The owner holds the lock already, and a task of another owner waits in the same client.
