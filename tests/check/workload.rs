@@ -61,7 +61,7 @@ fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
 }
 
 fn mode(lock: &AnyLock) -> Mode {
-    if matches!(lock, AnyLock::Read(..)) { Mode::Shared } else { Mode::Exclusive }
+    if matches!(lock, AnyLock::Read(..) | AnyLock::SharedRead(_)) { Mode::Shared } else { Mode::Exclusive }
 }
 
 pub async fn use_lock(worker: &Worker, random: &mut Random) {
@@ -70,7 +70,10 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
     // end would not show otherwise.
     let overstays = random.below(worker.linger) == 0;
-    let lock = kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name);
+    let lock = match kind.lock(if overstays { &worker.unrenewed } else { &worker.locks }, name) {
+        AnyLock::Read(lock, _) if random.below(2) == 0 => AnyLock::SharedRead(lock),
+        lock => lock,
+    };
     let request = Request { name, inside: None, is_renewed: !overstays };
     let Some(mut hold) = acquire(worker, random, &request, &lock).await else {
         return sleep(millis(random, 0, 10)).await;
@@ -84,7 +87,8 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     };
     let mut is_valid =
         if overstays { hold.wait_for_loss(random, stay).await } else { hold.work(random, stay).await };
-    if is_valid && matches!(kind, Kind::Reentrant | Kind::Read) && random.below(5) == 0 {
+    let may_nest = matches!(lock, AnyLock::Reentrant(..) | AnyLock::Read(..));
+    if is_valid && may_nest && random.below(5) == 0 {
         nest(worker, random, &lock, kind, &mut hold).await;
         is_valid = hold.check_lease();
     }
@@ -122,7 +126,7 @@ async fn acquire<'a>(
     let (number, note) = (worker.next_hold(), &worker.recorder);
     let owner = match lock {
         AnyLock::Reentrant(_, owner) | AnyLock::Read(_, owner) => owner.to_string(),
-        AnyLock::Mutex(_) | AnyLock::Write(_) => number.to_string(),
+        AnyLock::Mutex(_) | AnyLock::SharedRead(_) | AnyLock::Write(_) => number.to_string(),
     };
     let (way, limit) = (random.below(20), millis(random, 5, 1_500));
     let verb = match way {

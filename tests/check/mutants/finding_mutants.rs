@@ -36,8 +36,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "waiting-for-itself-is-silent",
         edits: &[edit(
             "src/lease/lock_request.rs",
-            "        if self.client.keeper.is_held_by_caller(&self.name) {\n            event!",
-            "        if self.client.keeper.is_held_by_caller(&self.name) && self.owner.is_some() {\n            event!",
+            "        if self.client.is_held_by_caller(&self.name) {\n            event!",
+            "        if self.client.is_held_by_caller(&self.name) && self.owner.is_some() {\n            event!",
         )],
         test: "logs::a_task_that_waits_for_itself_is_warned_once",
     },

@@ -28,7 +28,9 @@ async fn inspect(lock: &AnyLock) -> Result<(), Error> {
     match lock {
         AnyLock::Mutex(lock) => lock.inspect().await.map(drop),
         AnyLock::Reentrant(lock, _) => lock.inspect().await.map(drop),
-        AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.inspect().await.map(drop),
+        AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) | AnyLock::Write(lock) => {
+            lock.inspect().await.map(drop)
+        }
     }
 }
 

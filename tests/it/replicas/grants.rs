@@ -133,7 +133,7 @@ fn lock_like(locks: &Locks, lock: &AnyLock) -> AnyLock {
     match lock {
         AnyLock::Mutex(_) => Kind::Mutex.lock(locks, name),
         AnyLock::Reentrant(..) => Kind::Reentrant.lock(locks, name),
-        AnyLock::Read(..) => Kind::Read.lock(locks, name),
+        AnyLock::Read(..) | AnyLock::SharedRead(_) => Kind::Read.lock(locks, name),
         AnyLock::Write(_) => Kind::Write.lock(locks, name),
     }
 }

@@ -24,7 +24,7 @@ async fn reading(setup: &Setup, name: &str, options: Options) -> RwLock {
 }
 
 fn any(lock: &RwLock) -> AnyLock {
-    AnyLock::Read(lock.clone(), Owner::new())
+    AnyLock::SharedRead(lock.clone())
 }
 
 /// A call that waits: it was polled once.

@@ -54,6 +54,8 @@ pub enum AnyLock {
     Mutex(Mutex),
     Reentrant(ReentrantLock, Owner),
     Read(RwLock, Owner),
+    /// To read without an owner: tasks of the client share a hold.
+    SharedRead(RwLock),
     Write(RwLock),
 }
 
@@ -79,14 +81,14 @@ impl AnyLock {
         match self {
             AnyLock::Reentrant(lock, _) => AnyLock::Reentrant(lock.clone(), Owner::new()),
             AnyLock::Read(lock, _) => AnyLock::Read(lock.clone(), Owner::new()),
-            AnyLock::Mutex(_) | AnyLock::Write(_) => self.clone(),
+            AnyLock::Mutex(_) | AnyLock::SharedRead(_) | AnyLock::Write(_) => self.clone(),
         }
     }
 
     /// The same lock for a caller that this one excludes.
     pub fn for_rival(&self) -> AnyLock {
         match self {
-            AnyLock::Read(lock, _) => AnyLock::Write(lock.clone()),
+            AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) => AnyLock::Write(lock.clone()),
             _ => self.for_another(),
         }
     }
@@ -95,7 +97,7 @@ impl AnyLock {
         match self {
             AnyLock::Mutex(lock) => lock.name(),
             AnyLock::Reentrant(lock, _) => lock.name(),
-            AnyLock::Read(lock, _) | AnyLock::Write(lock) => lock.name(),
+            AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) | AnyLock::Write(lock) => lock.name(),
         }
     }
 
@@ -108,6 +110,7 @@ impl AnyLock {
             AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.lock().await?),
             AnyLock::Reentrant(lock, owner) => AnyGuard::Reentrant(lock.with_owner(owner).lock().await?),
             AnyLock::Read(lock, owner) => AnyGuard::Read(lock.with_owner(owner).read().await?),
+            AnyLock::SharedRead(lock) => AnyGuard::Read(lock.read().await?),
             AnyLock::Write(lock) => AnyGuard::Write(lock.write().await?),
         })
     }
@@ -119,6 +122,7 @@ impl AnyLock {
                 AnyGuard::Reentrant(lock.with_owner(owner).lock_timeout(limit).await?)
             }
             AnyLock::Read(lock, owner) => AnyGuard::Read(lock.with_owner(owner).read_timeout(limit).await?),
+            AnyLock::SharedRead(lock) => AnyGuard::Read(lock.read_timeout(limit).await?),
             AnyLock::Write(lock) => AnyGuard::Write(lock.write_timeout(limit).await?),
         })
     }
@@ -130,6 +134,7 @@ impl AnyLock {
                 lock.with_owner(owner).try_lock().await?.map(AnyGuard::Reentrant)
             }
             AnyLock::Read(lock, owner) => lock.with_owner(owner).try_read().await?.map(AnyGuard::Read),
+            AnyLock::SharedRead(lock) => lock.try_read().await?.map(AnyGuard::Read),
             AnyLock::Write(lock) => lock.try_write().await?.map(AnyGuard::Write),
         })
     }
@@ -142,6 +147,7 @@ impl AnyLock {
             AnyLock::Mutex(lock) => lock.run(work).await,
             AnyLock::Reentrant(lock, owner) => lock.with_owner(owner).run(work).await,
             AnyLock::Read(lock, owner) => lock.with_owner(owner).run_read(work).await,
+            AnyLock::SharedRead(lock) => lock.run_read(work).await,
             AnyLock::Write(lock) => lock.run_write(work).await,
         }
     }
@@ -155,6 +161,7 @@ impl AnyLock {
             AnyLock::Mutex(lock) => lock.run_timeout(limit, work).await,
             AnyLock::Reentrant(lock, owner) => lock.with_owner(owner).run_timeout(limit, work).await,
             AnyLock::Read(lock, owner) => lock.with_owner(owner).run_read_timeout(limit, work).await,
+            AnyLock::SharedRead(lock) => lock.run_read_timeout(limit, work).await,
             AnyLock::Write(lock) => lock.run_write_timeout(limit, work).await,
         }
     }
@@ -177,7 +184,7 @@ impl AnyLock {
                     fencing_token: seen.fencing_token,
                 }
             }
-            AnyLock::Read(lock, _) | AnyLock::Write(lock) => {
+            AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) | AnyLock::Write(lock) => {
                 let seen = lock.inspect().await?;
                 let waiters = seen.waiting_readers + seen.waiting_writers;
                 let holders = seen.writer.into_iter().chain(seen.readers).collect();
@@ -204,9 +211,10 @@ impl AnyLock {
             (AnyLock::Reentrant(lock, _), AnyGuard::Reentrant(guard)) => {
                 lock.is_held_by(guard.owner()).await.unwrap()
             }
-            (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Read(guard)) => {
-                lock.is_held_by(guard.lease()).await.unwrap()
-            }
+            (
+                AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) | AnyLock::Write(lock),
+                AnyGuard::Read(guard),
+            ) => lock.is_held_by(guard.lease()).await.unwrap(),
             (AnyLock::Read(lock, _) | AnyLock::Write(lock), AnyGuard::Write(guard)) => {
                 lock.is_held_by(guard.lease()).await.unwrap()
             }
@@ -218,7 +226,7 @@ impl AnyLock {
         match self {
             AnyLock::Mutex(lock) => lock.force_release().await,
             AnyLock::Reentrant(lock, _) => lock.force_release().await,
-            AnyLock::Read(lock, _) => lock.force_release_read().await,
+            AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) => lock.force_release_read().await,
             AnyLock::Write(lock) => lock.force_release_write().await,
         }
     }

@@ -90,7 +90,7 @@ async fn refuses(server: &Server, locks: &Locks, kind: Kind, key: &str) {
             AnyLock::Mutex(lock) => lock.is_locked().await,
             AnyLock::Reentrant(lock, owner) => lock.is_held_by(owner).await,
             AnyLock::Read(lock, owner) => lock.is_held_by(owner).await,
-            AnyLock::Write(lock) => lock.is_held_by(&Owner::new()).await,
+            AnyLock::SharedRead(lock) | AnyLock::Write(lock) => lock.is_held_by(&Owner::new()).await,
         };
         assert!(is_wrong_type(&outcome), "{what}: is_locked or is_held_by: {outcome:?}");
     }
