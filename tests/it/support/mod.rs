@@ -4,7 +4,6 @@ mod address_rewriter;
 mod binary;
 mod cluster;
 mod deployment;
-#[cfg(feature = "tracing")]
 pub mod events;
 pub mod failover;
 mod idle;
@@ -24,7 +23,6 @@ mod server;
 mod setup;
 pub mod stopwatch;
 mod text_replies;
-#[cfg(feature = "tls")]
 pub mod tls;
 
 #[allow(unused_imports, reason = "the fault checker chooses the server's binary itself")]

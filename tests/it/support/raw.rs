@@ -1,17 +1,16 @@
 //! Requests to the scripts, sent without this crate's client, as a program in any language would.
 
-use std::path::Path;
-
 use redis::{RedisResult, Value};
 use serde_json::Value as Json;
 
+use super::binary::repository;
 use super::{Kind, Server};
 
 /// Members of a queue with a smaller score are waiters; the others are marks.
 pub const WAITERS: &str = "(4503599627370496";
 
 fn file(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(name)).unwrap()
+    std::fs::read_to_string(repository().join("lua").join(name)).unwrap()
 }
 
 /// The text of the script of a kind: `mutex`, `reentrant`, `rwlock`, `node` or `fenced`.
