@@ -2,7 +2,7 @@
 //! docs/cli.md.
 
 #[cfg(not(unix))]
-compile_error!("the feature `cli` needs Unix: signals and process groups");
+compile_error!("the program needs Unix: signals and process groups");
 
 mod admin;
 mod bench;

@@ -14,7 +14,7 @@ mod run_signals;
 mod run_users;
 mod run_watchdog;
 mod show;
-#[path = "../it/support/mod.rs"]
+#[path = "../../../tests/it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]
 mod support;
 mod terminal;
