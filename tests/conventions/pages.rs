@@ -176,7 +176,7 @@ fn pages_name_files_that_exist() {
         }
         names
     };
-    let files: BTreeSet<String> = ["src", "tests", "lua", "docs", "scripts", "benches", "examples"]
+    let files: BTreeSet<String> = ["src", "cli", "tests", "lua", "docs", "scripts", "benches", "examples"]
         .iter()
         .flat_map(|folder| named_as(folder))
         .collect();

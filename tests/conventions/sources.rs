@@ -114,7 +114,7 @@ fn arrows_run_one_way() {
     for file in sources(&root) {
         let module = file.strip_prefix(&root).unwrap().iter().next().unwrap().to_str().unwrap();
         let module = module.strip_suffix(".rs").unwrap_or(module);
-        if module == "lib" || module == "bin" {
+        if module == "lib" {
             continue;
         }
         let code = code(&file);
@@ -133,7 +133,7 @@ fn arrows_run_one_way() {
 /// client library: that which says where the servers are.
 #[test]
 fn one_file_of_the_program_names_the_client_library() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/redlatch");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cli/src");
     let names = |file: &PathBuf| code(file).contains("redis::");
     let naming: Vec<_> = sources(&root).into_iter().filter(names).collect();
     assert_eq!(naming, [root.join("servers.rs")]);
@@ -189,9 +189,10 @@ fn servers_know_no_lock() {
 /// A file is found by its name, also in a list of names without folders.
 #[test]
 fn no_two_files_share_a_name() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = std::collections::BTreeMap::new();
-    for file in sources(&root).into_iter().filter(|file| !file.ends_with("mod.rs")) {
+    let files = ["src", "cli/src"].iter().flat_map(|folder| sources(&root.join(folder)));
+    for file in files.filter(|file| !file.ends_with("mod.rs")) {
         let before = names.insert(file.file_name().unwrap().to_owned(), file.clone());
         assert!(before.is_none(), "{before:?} and {file:?}");
     }
@@ -201,7 +202,7 @@ fn no_two_files_share_a_name() {
 #[test]
 fn comments_fit_into_100_columns() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = ["src", "tests", "benches", "examples", "scripts", "lua", ".ci"];
+    let folders = ["src", "cli", "tests", "benches", "examples", "scripts", "lua", ".ci"];
     let files = folders.iter().flat_map(|folder| sources(&root.join(folder)));
     for file in files.filter(|file| {
         !file.components().any(|part| ["target", "node_modules"].map(OsStr::new).contains(&part.as_os_str()))
@@ -251,7 +252,7 @@ fn pages_fit_into_100_columns() {
 #[test]
 fn no_file_has_the_marks_of_a_merge() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = ["src", "lua", "docs", "examples", "tests", "benches", "scripts"];
+    let folders = ["src", "cli", "lua", "docs", "examples", "tests", "benches", "scripts"];
     for file in folders.iter().flat_map(|folder| sources(&root.join(folder))) {
         let text = String::from_utf8_lossy(&std::fs::read(&file).unwrap()).into_owned();
         let is_mark = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
@@ -311,7 +312,7 @@ fn public_enums_may_grow() {
 #[test]
 fn files_are_short() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for folder in ["src", "tests", "benches", "examples"] {
+    for folder in ["src", "cli", "tests", "benches", "examples"] {
         for file in sources(&root.join(folder)) {
             if file.extension().is_none_or(|extension| extension != "rs") {
                 continue;
@@ -326,13 +327,13 @@ fn files_are_short() {
 /// Tests are outside of `src`, and what they need of it is behind one feature.
 #[test]
 fn src_contains_no_test_files() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     // `simulation.rs` replaces the transport, and the clock that goes with it.
-    let behind_the_feature = ["clock.rs", "lib.rs", "wire/servers/transport.rs"];
-    for file in sources(&root) {
+    let behind_the_feature = ["src/clock.rs", "src/lib.rs", "src/wire/servers/transport.rs"];
+    for file in ["src", "cli/src"].iter().flat_map(|folder| sources(&root.join(folder))) {
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(!text.contains("#[path"), "{} has another file's module", file.display());
-        let name = file.strip_prefix(&root).unwrap().to_str().unwrap();
+        let name = file.strip_prefix(root).unwrap().to_str().unwrap();
         let is_hook = text.contains("feature = \"simulation\"");
         assert!(!is_hook || behind_the_feature.contains(&name), "{} has a hook for tests", file.display());
     }

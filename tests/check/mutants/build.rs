@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use super::Edit;
 
 /// The files and folders of the crate that cargo needs.
-const PARTS: [&str; 9] =
-    ["Cargo.toml", "Cargo.lock", "README.md", "docs", "src", "lua", "tests", "benches", "examples"];
+const PARTS: [&str; 10] =
+    ["Cargo.toml", "Cargo.lock", "README.md", "docs", "src", "cli", "lua", "tests", "benches", "examples"];
 
 /// A folder with a copy of the crate, its build and the outputs of its runs.
 pub struct Tree(PathBuf);
@@ -53,8 +53,8 @@ impl Tree {
     /// Builds a test binary of the copy: `check` is the fault checker, `it` has the tests.
     pub fn build(&self, target: &str) -> PathBuf {
         let built = Command::new("cargo")
-            .args(["test", "--quiet", "--no-run", "--all-features", "--test", target])
-            .args(["--message-format", "json"])
+            .args(["test", "--quiet", "--no-run", "--package", "redlatch", "--all-features"])
+            .args(["--test", target, "--message-format", "json"])
             .current_dir(self.root())
             .env("CARGO_TARGET_DIR", self.0.join("target"))
             // Debug information takes half of the build's time, and is not used.
@@ -71,7 +71,6 @@ impl Tree {
                 messages.iter().filter_map(|message| message["message"]["rendered"].as_str()).collect();
             panic!("the copy does not build:\n{}", errors.concat());
         }
-        // The program `redlatch` is built as well, before the test or after it.
         let tests = messages.iter().filter(|message| message["target"]["kind"][0] == "test");
         let mut binaries = tests.filter_map(|message| message["executable"].as_str());
         binaries.next_back().expect("cargo names the binary").into()
