@@ -239,7 +239,7 @@ fn invariants_name_tests_that_exist() {
     let (section, _) = section.split_once("\n## ").unwrap();
     let invariants: Vec<&str> = section.split("\n- ").skip(1).collect();
     assert!(invariants.len() > 20, "{invariants:?}");
-    let tests: Vec<String> = ["src", "tests"]
+    let tests: Vec<String> = ["src", "cli", "tests"]
         .iter()
         .flat_map(|folder| sources(&root().join(folder)))
         .map(|file| read_to_string(file).unwrap())
