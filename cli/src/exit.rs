@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use rustix::process::Signal;
 
 use crate::messages;
 
@@ -28,6 +29,11 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Plus the number of the signal.
 pub(crate) const SIGNALED: u8 = 128;
+
+/// The exit code if this signal ended the program.
+pub(crate) fn interrupted(signal: Signal) -> u8 {
+    SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getpgrp, getpid};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
+use crate::machine::program;
 use crate::proc::stats;
-use crate::watchdog::program;
 
 /// The first argument of the copy that returns the terminal; the group to return it to follows.
 pub(crate) const ROLE: &str = "__foreground";

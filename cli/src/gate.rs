@@ -21,7 +21,7 @@ use rustix::net::{
 };
 
 use crate::exit::{NOT_EXECUTABLE, NOT_FOUND, say};
-use crate::watchdog::program;
+use crate::machine::program;
 
 /// The first argument of the copy; the command follows.
 pub(crate) const ROLE: &str = "__gate";

@@ -15,6 +15,7 @@ mod gate;
 mod generate;
 mod list;
 mod lock_args;
+mod machine;
 mod messages;
 mod proc;
 mod processes;

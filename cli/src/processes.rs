@@ -25,8 +25,8 @@ use rustix::process::{
 };
 
 use crate::cgroup::Cgroup;
+use crate::machine::machine_nanos;
 use crate::proc::{self, Stat, number, stats};
-use crate::watchdog::machine_nanos;
 
 /// The variable with the ids of all `run`s that a process descends from, the outermost one first.
 const RUNS: &str = "REDLATCH_RUNS";

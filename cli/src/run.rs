@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, LocksBuilder, Owner};
-use rustix::process::Signal;
 
 use crate::deadline::Grace;
-use crate::exit::{Failure, LOST, SIGNALED, say};
+use crate::exit::{Failure, LOST, interrupted, say};
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
 use crate::servers::ServerArgs;
@@ -181,10 +180,6 @@ async fn close(locks: &Locks) {
     if let Err(error) = locks.close(CLOSE).await {
         say(&Failure::from(error).text());
     }
-}
-
-pub(crate) fn interrupted(signal: Signal) -> u8 {
-    SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
 }
 
 /// The owner of the calling `redlatch run`, or a new one. It is passed on by every kind of lock, so

@@ -10,12 +10,11 @@ use redlatch::{Lease, LeaseEnd};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, waitid};
 
 use crate::deadline::{Deadline, Grace};
-use crate::exit::{Failure, SIGNALED, say};
+use crate::exit::{Failure, SIGNALED, interrupted, say};
 use crate::foreground::Foreground;
 use crate::gate::Gate;
 use crate::proc;
 use crate::processes::{self, Processes};
-use crate::run::interrupted;
 use crate::signals::{Event, Signals};
 use crate::watchdog::Watchdog;
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use redlatch::Locks;
 
-use crate::exit::{Failure, print};
-use crate::run::interrupted;
+use crate::exit::{Failure, interrupted, print};
 use crate::servers::ServerArgs;
 use crate::signals::Signals;
 use crate::view::View;

@@ -5,23 +5,18 @@
 //! gets TERM at once, and KILL before the lease ends. If a named time comes, `run` is stopped or
 //! hangs: the command gets the signals at the same times as from `run`.
 
-#[cfg(target_os = "linux")]
-use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
-#[cfg(target_os = "linux")]
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setsid, waitid};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::deadline::{Deadline, Grace};
 use crate::exit::LOST;
+use crate::machine::{machine_nanos, program};
 use crate::processes::Processes;
 use crate::signals::Signals;
 
@@ -33,33 +28,6 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long the copy may take to end.
 const LIMIT: Duration = Duration::from_secs(1);
-
-/// This program. Also after an upgrade has replaced its file, Linux starts the same one.
-#[cfg(target_os = "linux")]
-pub(crate) fn program() -> io::Result<PathBuf> {
-    let own = PathBuf::from("/proc/self/exe");
-    if own.exists() {
-        return Ok(own);
-    }
-    // Without /proc, the file that this process was started from.
-    Ok(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()).into())
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn program() -> io::Result<PathBuf> {
-    std::env::current_exe()
-}
-
-/// A point in time that all processes of this machine agree on, in nanoseconds: it counts while the
-/// machine sleeps.
-pub(crate) fn machine_nanos() -> u64 {
-    #[cfg(target_os = "linux")]
-    let clock = ClockId::Boottime;
-    #[cfg(not(target_os = "linux"))]
-    let clock = ClockId::Monotonic;
-    let time = clock_gettime(clock);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
-}
 
 /// The watchdog, as `run` sees it.
 pub(crate) struct Watchdog {

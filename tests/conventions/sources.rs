@@ -163,6 +163,27 @@ fn arrows_run_one_way_inside_a_layer() {
     }
 }
 
+/// The files of the program need each other in no circle, so each can be read after those that it
+/// uses.
+#[test]
+fn arrows_run_in_no_circle() {
+    for folder in ["cli/src"] {
+        let files = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+        let names: Vec<&str> = files.iter().map(|file| file.file_stem().unwrap().to_str().unwrap()).collect();
+        let codes: Vec<String> = files.iter().map(|file| code(file).replace("super::", "crate::")).collect();
+        let mut left: Vec<(&str, Vec<&str>)> =
+            names.iter().copied().zip(codes.iter().map(|code| used(code))).collect();
+        loop {
+            let before: Vec<&str> = left.iter().map(|(name, _)| *name).collect();
+            left.retain(|(name, used)| used.iter().any(|other| other != name && before.contains(other)));
+            if left.len() == before.len() {
+                break;
+            }
+        }
+        assert!(left.is_empty(), "in circles, or above one: {left:#?}");
+    }
+}
+
 /// What connects to servers knows no lock: of the files beside its folder it uses only what the
 /// errors of a connection mean, and the calls that it sends as they are.
 #[test]
