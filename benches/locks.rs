@@ -18,7 +18,7 @@ use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, page, pairs, peers, renewal, scale, server_cpu, topologies, turns};
+use suite::{Outcome, handover, limits, page, pairs, peers, renewal, scale, server_cpu, topologies, turns};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -150,7 +150,7 @@ fn targets(report: &Report) -> Vec<Target> {
     }
     targets.extend(report.server_cpu.iter().filter_map(server_cpu_target));
     targets.extend(report.peers.iter().flat_map(peer_targets));
-    targets.extend(report.scale.iter().filter_map(scale::Row::target));
+    targets.extend(report.scale.iter().filter_map(limits::Row::target));
     targets.extend(report.topologies.targets());
     targets
 }

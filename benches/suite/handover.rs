@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Outcome;
+use super::client_cpu::client_cpu;
 use super::plan::Plan;
 use super::samples::median;
 use super::server::{Observer, Server};
-use super::server_cpu::client_cpu;
 
 /// The numbers of clients. Each client has its own connections, as a process would have.
 const CLIENTS: [usize; 4] = [2, 16, 64, 256];

@@ -1,7 +1,10 @@
 //! The parts of the bench: a server, what is measured on it, and the report.
 
+pub(crate) mod client_cpu;
 pub(crate) mod gate;
 pub(crate) mod handover;
+pub(crate) mod limits;
+pub(crate) mod markdown;
 pub(crate) mod page;
 pub(crate) mod page_pairs;
 pub(crate) mod pairs;

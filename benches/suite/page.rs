@@ -4,8 +4,9 @@ use std::fmt::Write;
 use std::fs;
 
 use super::Outcome;
+use super::markdown::{bold, or_dash, paragraph, wrap};
 use super::page_pairs::{self, pairs_of};
-use super::peers::{CLIENTS, Peers, Subject, TASKS, TurnsRow};
+use super::peers::{CLIENTS, Peers, Subject, TASKS, TurnsRow, subjects};
 use super::plot::{self, Bar, Series, thousands};
 use super::report::Report;
 use super::server::repository;
@@ -188,52 +189,8 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     Ok(page.trim_end().to_owned() + "\n")
 }
 
-/// Writes lines of at most 100 columns.
-fn wrap(page: &mut String, text: &str) -> Outcome<()> {
-    let indent = if text.starts_with("- ") { "  " } else { "" };
-    let mut column = 0;
-    for word in text.split(' ') {
-        if column > 0 && column + 1 + word.len() > 100 {
-            write!(page, "\n{indent}")?;
-            column = indent.len();
-        } else if column > 0 {
-            page.push(' ');
-            column += 1;
-        }
-        page.push_str(word);
-        column += word.len();
-    }
-    Ok(writeln!(page)?)
-}
-
-pub(crate) fn paragraph(page: &mut String, text: &str) -> Outcome<()> {
-    for part in text.split("\n\n") {
-        wrap(page, part)?;
-        writeln!(page)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
-    let mut subjects = Vec::new();
-    for subject in all {
-        if !subjects.contains(&subject) {
-            subjects.push(subject);
-        }
-    }
-    subjects
-}
-
 fn turns_of<'a>(peers: &'a Peers, subject: &Subject, clients: usize) -> Option<&'a TurnsRow> {
     peers.turns.iter().find(|row| row.subject == *subject && row.clients == clients)
-}
-
-pub(crate) fn or_dash(value: Option<String>) -> String {
-    value.unwrap_or_else(|| "-".to_owned())
-}
-
-pub(crate) fn bold(text: String, is_bold: bool) -> String {
-    if is_bold { format!("**{text}**") } else { text }
 }
 
 fn turns_table(page: &mut String, peers: &Peers) -> Outcome<()> {

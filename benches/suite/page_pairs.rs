@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::Outcome;
-use super::page::{bold, or_dash, paragraph, subjects};
-use super::peers::{PairsRow, Peers, Subject, TASKS};
+use super::markdown::{bold, or_dash, paragraph};
+use super::peers::{PairsRow, Peers, Subject, TASKS, subjects};
 use super::plot::thousands;
 
 const PAIRS: &str = "\

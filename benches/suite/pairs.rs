@@ -8,12 +8,12 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::Outcome;
+use super::client_cpu::client_cpu;
 use super::gate::Gate;
 use super::placement::{Cores, Placement};
 use super::plan::Plan;
 use super::samples::{Samples, median};
 use super::server::{Observer, Server};
-use super::server_cpu::client_cpu;
 use super::work::{Bench, Pair, Work};
 
 /// How many tasks, and where. With many tasks on the server's core, a rate depends by up to a third

@@ -392,3 +392,14 @@ impl Run {
         Ok(Some(measured.result))
     }
 }
+
+/// Each of these once, in their order.
+pub(crate) fn subjects<'a>(all: impl Iterator<Item = &'a Subject>) -> Vec<&'a Subject> {
+    let mut subjects = Vec::new();
+    for subject in all {
+        if !subjects.contains(&subject) {
+            subjects.push(subject);
+        }
+    }
+    subjects
+}

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
-use super::page::{bold, paragraph};
+use super::markdown::{bold, paragraph};
 use super::plan::Plan;
 use super::plot::thousands;
 use super::program::Program;

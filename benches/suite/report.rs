@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
 use super::topologies::Topologies;
-use super::{Outcome, handover, pairs, renewal, scale, server_cpu, topologies, turns};
+use super::{Outcome, handover, limits, pairs, renewal, server_cpu, topologies, turns};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -19,7 +19,7 @@ pub(crate) struct Report {
     pub(crate) renewal: Option<renewal::Row>,
     pub(crate) server_cpu: Vec<server_cpu::Row>,
     pub(crate) peers: Option<Peers>,
-    pub(crate) scale: Vec<scale::Row>,
+    pub(crate) scale: Vec<limits::Row>,
     pub(crate) topologies: Topologies,
     pub(crate) targets: Vec<Target>,
 }

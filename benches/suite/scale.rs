@@ -4,19 +4,18 @@
 use std::time::{Duration, Instant};
 
 use redlatch::{Locks, Options, Owner, Renewal};
-use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Outcome;
+use super::client_cpu::client_cpu;
+use super::limits::Row;
 use super::placement::{Cores, Placement};
 use super::plan::Plan;
-use super::record::Target;
 use super::samples::{Samples, median};
 use super::server::{Observer, Server};
-use super::server_cpu::client_cpu;
 use super::shards;
 use super::work::{Bench, Work};
 
@@ -25,41 +24,6 @@ const WAITERS: usize = 1_000;
 
 /// How many readers hold a lock while another one comes and goes.
 const READERS: usize = 10_000;
-
-/// What is measured of a client, with the limit for it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) what: String,
-    pub(crate) measured: f64,
-    pub(crate) unit: &'static str,
-    /// The limit, if there is one: at most this, or with `at_least`, at least.
-    pub(crate) limit: Option<f64>,
-    pub(crate) at_least: bool,
-}
-
-impl Row {
-    pub(crate) fn at_most(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
-        Row { what: what.into(), measured, unit, limit: Some(limit), at_least: false }
-    }
-
-    fn shown(what: impl Into<String>, measured: f64, unit: &'static str) -> Row {
-        Row { what: what.into(), measured, unit, limit: None, at_least: false }
-    }
-
-    fn at_least(what: impl Into<String>, measured: f64, unit: &'static str, limit: f64) -> Row {
-        Row { at_least: true, ..Row::at_most(what, measured, unit, limit) }
-    }
-
-    pub(crate) fn target(&self) -> Option<Target> {
-        let Row { what, measured, unit, limit, at_least } = self;
-        let limit = (*limit)?;
-        let text = |word| format!("{what}: {word} {limit} {unit}");
-        Some(match at_least {
-            true => Target::at_least(text("at least"), *measured, limit),
-            false => Target::at_most(text("at most"), *measured, limit),
-        })
-    }
-}
 
 pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     let mut observer = server.observer().await?;

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use redlatch::Options;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::handover::Contenders;
@@ -135,10 +134,4 @@ async fn run(server: &Server, observer: &mut Observer, kind: Kind, span: Duratio
             })
         }
     }
-}
-
-/// The CPU time that this process has used so far.
-pub(crate) fn client_cpu() -> Duration {
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.try_into().unwrap_or(0))
 }

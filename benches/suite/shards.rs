@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Outcome;
-use super::scale::Row;
+use super::limits::Row;
 use super::server::Server;
 use super::topologies::cluster;
 
