@@ -26,8 +26,8 @@ pub(crate) const ROLE: &str = "__watchdog";
 /// How long a copy may take to start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the copy may take to end.
-const LIMIT: Duration = Duration::from_secs(1);
+/// How long the copy may take to end. It may still kill processes that start one another.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// The watchdog, as `run` sees it.
 pub(crate) struct Watchdog {
@@ -165,11 +165,11 @@ impl CopyProcess {
         waitid(WaitId::Pid(Pid::from_child(&self.child)), options).is_ok_and(|status| status.is_some())
     }
 
-    /// Waits for its end, which usually comes at once. One that is stopped does not end, and the
-    /// lease would be renewed for ever, so it is killed after a while.
+    /// Waits for its end, which comes at once unless it ends the command. One that is stopped does
+    /// not end, and the lease would be renewed for ever, so it is killed.
     fn wait(&mut self) -> io::Result<ExitStatus> {
         let start = Instant::now();
-        while start.elapsed() < LIMIT {
+        while start.elapsed() < LIMIT && !self.is_stopped() {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
@@ -319,5 +319,34 @@ impl Orders {
             *text = rest.to_owned();
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+    use super::*;
+    use rustix::process::kill_process;
+
+    /// A shell in place of the copy.
+    fn copy(script: &str) -> CopyProcess {
+        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+        let pipe = child.stdin.take();
+        CopyProcess { child, pipe, ready: None, start: Instant::now() }
+    }
+
+    /// On a busy machine, it takes seconds to find and kill all processes.
+    #[test]
+    fn a_copy_that_takes_long_to_end_the_command_has_ended_it() {
+        let mut slow = copy("sleep 2; exit 75");
+        assert!(has_acted(slow.wait().unwrap()));
+    }
+
+    #[test]
+    fn a_copy_that_is_stopped_is_not_waited_for() {
+        let mut stopped = copy("exec sleep 1000");
+        kill_process(Pid::from_child(&stopped.child), Signal::STOP).unwrap();
+        assert!(!has_acted(stopped.wait().unwrap()));
+        assert!(stopped.start.elapsed() < LIMIT);
     }
 }
