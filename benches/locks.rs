@@ -18,7 +18,9 @@ use suite::report::Report;
 use suite::server::Server;
 use suite::server_cpu::Kind;
 use suite::work::Work;
-use suite::{Outcome, handover, limits, page, pairs, peers, renewal, scale, server_cpu, topologies, turns};
+use suite::{
+    Outcome, handover, limits, page, pairs, peers, reads, renewal, scale, server_cpu, topologies, turns,
+};
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
@@ -42,6 +44,8 @@ async fn main() -> Outcome<()> {
     if plan.includes(Section::Turns) {
         report.turns = turns::measure(&server, &plan).await?;
         turns::print(&report.turns);
+        report.reads = reads::measure(&server, &plan).await?;
+        reads::print(&report.reads);
     }
     if plan.includes(Section::Renewal) {
         report.renewal = Some(renewal::measure(&server, &plan).await?);
@@ -142,6 +146,7 @@ fn targets(report: &Report) -> Vec<Target> {
         targets.push(Target::at_least(limit, row.fairness, 0.8));
     }
     targets.extend(report.turns.iter().flat_map(turns::Row::targets));
+    targets.extend(report.reads.iter().flat_map(reads::Row::targets));
     if let Some(row) = &report.renewal {
         let limit = format!("renewal: part of {} locks that stay held for 4 TTLs, all", row.locks);
         targets.push(Target::at_least(limit, row.held_part(), 1.0));

@@ -14,6 +14,7 @@ pub(crate) mod plan;
 pub(crate) mod plot;
 pub(crate) mod processes;
 pub(crate) mod program;
+pub(crate) mod reads;
 pub(crate) mod record;
 pub(crate) mod renewal;
 pub(crate) mod report;

@@ -10,7 +10,7 @@ const USAGE: &str = "usage: scripts/bench [--quick] [pairs] [handover] [turns] [
 pub(crate) enum Section {
     Pairs,
     Handover,
-    /// Tasks of one client that pass a mutex on.
+    /// Tasks of one client that pass a mutex on, or read together.
     Turns,
     Renewal,
     /// The server's CPU time.

@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
 use super::topologies::Topologies;
-use super::{Outcome, handover, limits, pairs, renewal, server_cpu, topologies, turns};
+use super::{Outcome, handover, limits, pairs, reads, renewal, server_cpu, topologies, turns};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -16,6 +16,7 @@ pub(crate) struct Report {
     pub(crate) pairs: Vec<pairs::Row>,
     pub(crate) handover: Vec<handover::Row>,
     pub(crate) turns: Vec<turns::Row>,
+    pub(crate) reads: Vec<reads::Row>,
     pub(crate) renewal: Option<renewal::Row>,
     pub(crate) server_cpu: Vec<server_cpu::Row>,
     pub(crate) peers: Option<Peers>,
@@ -31,6 +32,7 @@ impl Report {
             pairs: Vec::new(),
             handover: Vec::new(),
             turns: Vec::new(),
+            reads: Vec::new(),
             renewal: None,
             server_cpu: Vec::new(),
             peers: None,
