@@ -39,7 +39,7 @@ impl Keeper {
         batch.renewals.iter().for_each(|(lease, _)| lease.note_renewing());
         let sent = Moment::now();
         let mut sending = SentRenewal::all(&batch.renewals, sent).into_iter();
-        let mut answers = self.nodes.call_all(calls, limit).await.into_iter();
+        let mut answers = self.nodes.ask_ahead(calls, limit).await.into_iter();
         let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
         let (mut gone, mut degraded) = (Vec::new(), Vec::new());
@@ -89,7 +89,7 @@ impl Keeper {
         let calls = degraded
             .iter()
             .map(|(_, lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
-        let votes = self.nodes.call_all(calls.collect(), limit).await;
+        let votes = self.nodes.ask_ahead(calls.collect(), limit).await;
         for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
             if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
                 sent_request.answered();

@@ -12,9 +12,10 @@ use tokio::time::{sleep, timeout};
 
 use super::error_replies::too_slow;
 use super::failure::Failure;
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, LoneRequest};
 use super::quorum::Nodes;
 use super::script::Call;
+use super::servers::SentFlag;
 use super::votes::{Stragglers, Vote, Votes};
 use crate::deployment::NodeSet;
 
@@ -45,7 +46,9 @@ impl Nodes {
         wait_for: WaitFor,
     ) -> Votes {
         if let [node] = self.all.as_slice() {
-            let outcome = node.ask(call, in_flight).await;
+            let request = LoneRequest::new(in_flight);
+            let outcome = node.send(call, &request.sent_flag).await;
+            request.record(&outcome);
             return self.votes(vec![(0, outcome)], wait_for);
         }
         let (mut sender, more) = oneshot::channel();
@@ -55,7 +58,7 @@ impl Nodes {
             in_flight.sent();
             let (node, call, in_flight) = (Arc::clone(node), Arc::clone(call), Arc::clone(in_flight));
             pending.push(Box::pin(async move {
-                let outcome = node.vote(&call).await;
+                let outcome = node.send(&call, &SentFlag::default()).await;
                 in_flight.record(&outcome);
                 (place, outcome)
             }));
@@ -133,46 +136,42 @@ impl Nodes {
 
     /// Sends many requests, each to some of the nodes, one pipeline per node, and waits for all of
     /// them, at most `limit` for each node.
-    pub(crate) async fn call_all(&self, calls: Vec<(Arc<Call>, NodeSet)>, limit: Duration) -> Vec<Vec<Vote>> {
+    pub(crate) async fn ask_ahead(
+        &self,
+        calls: Vec<(Arc<Call>, NodeSet)>,
+        limit: Duration,
+    ) -> Vec<Vec<Vote>> {
         if let [node] = self.all.as_slice() {
             let calls: Vec<&Arc<Call>> = calls.iter().map(|(call, _)| call).collect();
-            return node
-                .call_all(&calls, limit)
-                .await
-                .into_iter()
-                .map(|outcome| vec![(0, outcome)])
-                .collect();
+            let outcomes = node.send_ahead(&calls, limit).await;
+            return outcomes.into_iter().map(|outcome| vec![(0, outcome)]).collect();
         }
+        let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
         let calls = Arc::new(calls);
         let mut tasks = Vec::new();
         for (place, node) in self.each_node() {
-            let (node, calls) = (Arc::clone(node), Arc::clone(&calls));
+            let numbers: Vec<usize> =
+                (0..calls.len()).filter(|number| calls[*number].1.contains(place)).collect();
+            if numbers.is_empty() {
+                continue;
+            }
+            let (node, calls, limit) = (Arc::clone(node), Arc::clone(&calls), limit.min(node.limit()));
             tasks.push(self.runtime.spawn(async move {
-                let (numbers, node_calls): (Vec<usize>, Vec<&Arc<Call>>) = calls
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, (_, among))| among.contains(place))
-                    .map(|(number, (call, _))| (number, call))
-                    .unzip();
-                if node_calls.is_empty() {
-                    return Vec::new();
-                }
-                let limit = limit.min(node.limit());
-                match timeout(limit, node.call_all(&node_calls, limit)).await {
-                    Ok(outcomes) => numbers.into_iter().zip(outcomes).collect(),
-                    Err(_) => {
-                        let late = node_calls.iter().map(|_| Err(Failure::indeterminate(too_slow())));
-                        numbers.into_iter().zip(late).collect()
-                    }
-                }
+                let calls: Vec<&Arc<Call>> = numbers.iter().map(|number| &calls[*number].0).collect();
+                let outcomes = timeout(limit, node.send_ahead(&calls, limit)).await.unwrap_or_else(|_| {
+                    calls.iter().map(|_| Err(Failure::indeterminate(too_slow()))).collect()
+                });
+                numbers
+                    .into_iter()
+                    .zip(outcomes)
+                    .map(|(number, outcome)| (number, (place, outcome)))
+                    .collect()
             }));
         }
-        let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
-        for (place, task) in tasks.into_iter().enumerate() {
+        for task in tasks {
             // A join fails only if the runtime shuts down.
-            for (number, outcome) in task.await.unwrap_or_default() {
-                votes[number].push((place, outcome));
-            }
+            let replies: Vec<(usize, Vote)> = task.await.unwrap_or_default();
+            replies.into_iter().for_each(|(number, vote)| votes[number].push(vote));
         }
         votes
     }

@@ -9,7 +9,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::answers::HIGHEST;
 use super::error_replies::too_slow;
-use super::servers::{Connection, RepliesByServer, introduction};
+use super::servers::{Connection, RepliesByServer};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
@@ -34,7 +34,7 @@ impl Handshake {
             Some((place, membership)) => membership.admit(*place, connection, self.limit).await?,
             None => None,
         };
-        match self.time(connection).await {
+        match connection.time(self.limit).await {
             Ok(answer) => {
                 let time = server_time(&answer)?;
                 self.examine(connection);
@@ -44,17 +44,6 @@ impl Handshake {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok((run, None)),
             Err(error) => Err(error),
         }
-    }
-
-    /// The server's clock. On a connection to one server, the name of this library travels with it.
-    async fn time(&self, connection: &Connection) -> Result<Value, RedisError> {
-        let time = redis::cmd("TIME");
-        if !connection.is_one_server() {
-            return connection.query(&time, self.limit).await;
-        }
-        let requests = introduction().chain([time]).collect();
-        let replies = connection.send_all(requests, self.limit).await;
-        replies.into_iter().last().unwrap_or_else(|| Err(too_slow()))
     }
 
     /// Warns of servers that evict keys and, in a quorum, of servers that lose locks in a restart:

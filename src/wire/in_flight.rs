@@ -1,4 +1,4 @@
-//! [`InFlight`]: requests with an unknown effect.
+//! [`InFlight`]: requests with an unknown effect. [`LoneRequest`]: one to the only node.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 
 use super::failure::Failure;
 use super::script::Reply;
+use super::servers::SentFlag;
 
 /// What is unknown of the requests of one attempt: whether all were answered, and none may run
 /// again.
@@ -30,12 +31,6 @@ impl InFlight {
     pub(crate) fn sent(&self) {
         self.is_withdrawn.store(false, Ordering::SeqCst);
         self.unanswered.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Records that the latest request was dropped before it was written.
-    pub(super) fn withdraw(&self) {
-        self.is_withdrawn.store(true, Ordering::SeqCst);
-        self.answered();
     }
 
     /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
@@ -74,5 +69,34 @@ impl InFlight {
 
     pub(crate) fn is_indeterminate(&self) -> bool {
         self.is_unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// A request to the only node. Dropped before it is written, it has no effect.
+pub(super) struct LoneRequest<'a> {
+    in_flight: &'a InFlight,
+    pub(super) sent_flag: SentFlag,
+    is_answered: bool,
+}
+
+impl<'a> LoneRequest<'a> {
+    /// Records that the request leaves.
+    pub(super) fn new(in_flight: &'a InFlight) -> LoneRequest<'a> {
+        in_flight.sent();
+        LoneRequest { in_flight, sent_flag: SentFlag::default(), is_answered: false }
+    }
+
+    pub(super) fn record(mut self, outcome: &Result<Reply, Failure>) {
+        self.is_answered = true;
+        self.in_flight.record(outcome);
+    }
+}
+
+impl Drop for LoneRequest<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered && !self.sent_flag.is_set() {
+            self.in_flight.is_withdrawn.store(true, Ordering::SeqCst);
+            self.in_flight.answered();
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! [`Node`]: one Redis deployment that runs scripts.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
@@ -11,11 +12,10 @@ use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{is_broken, is_moved, node_of_a_cluster, too_slow, was_redirected, was_refused};
 use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
-use super::in_flight::InFlight;
 use super::outage::OutageRecord;
-use super::request::PreparedCall;
+use super::request::{PreparedCall, TimedReply};
 use super::script::{Call, Reply};
-use super::servers::{Endpoint, SentFlag, TimedReply};
+use super::servers::{Endpoint, SentFlag};
 use super::shared_connection::{LiveConnection, SharedConnection};
 use super::spoilt_keys::find_spoilt_key;
 use crate::clock::Moment;
@@ -170,52 +170,40 @@ impl Node {
         self.outage.current(replicas)
     }
 
-    /// Runs a script: by its SHA1, by its source if the server does not know it, and once more if
-    /// the connection turns out to be broken, which every script must tolerate. A cluster has many
-    /// connections, and a broken one is found by using it: there it tries again more often.
+    /// Sends a call when its turn comes; once more if the connection turns out to be broken, which
+    /// every script must tolerate. A cluster has many connections, and a broken one is found by
+    /// using it: there it tries again more often.
     ///
     /// # Cancel safety
     /// Not cancel safe: a request that was written may run, now or later; `sent_flag` says whether
     /// one was.
-    pub(super) async fn call(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
-        let outcome = self.try_call(call, sent_flag).await;
-        self.outage.note_and_report(outcome.as_ref().err());
-        outcome
-    }
-
-    /// Sends a request to the only node, and records it as in flight.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: afterwards it is known whether the request was written.
-    pub(super) async fn ask(&self, call: &Arc<Call>, in_flight: &InFlight) -> Result<Reply, Failure> {
-        in_flight.sent();
-        let mut pending = PendingRequest { in_flight, sent_flag: SentFlag::default(), is_answered: false };
-        let outcome = self.call(call, &pending.sent_flag).await;
-        pending.is_answered = true;
-        in_flight.record(&outcome);
-        outcome
-    }
-
-    /// [`call`](Node::call) for a quorum. Connecting and sending together take no longer than
-    /// finding out that a connection is silent; waiting for replicas comes after that. The request
-    /// waits for its turn for as long as the node replies to others.
-    pub(super) async fn vote(&self, call: &Arc<Call>) -> Result<Reply, Failure> {
-        let replica_timeout = call.replicas.map_or(Duration::ZERO, |(_, timeout)| timeout);
-        let sent_flag = SentFlag::default();
-        let trying = self.try_call(call, &sent_flag);
-        tokio::pin!(trying);
-        let outcome = loop {
-            match timeout(self.limit * 5 / 4 + replica_timeout, trying.as_mut()).await {
-                Ok(Ok(reply)) if self.refuses(call, &reply) => {
-                    break Err(Failure::not_admitted());
-                }
-                Ok(outcome) => break outcome,
-                Err(_) if self.is_answering() => {}
-                Err(_) => break Err(Failure::indeterminate(too_slow())),
-            }
+    pub(super) async fn send(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+        let mut trying = pin!(self.try_send(call, sent_flag));
+        let outcome = match &self.place {
+            None => trying.await,
+            Some(_) => self.unless_silent(call, trying.as_mut()).await,
         };
         self.outage.note_and_report(outcome.as_ref().err());
         outcome
+    }
+
+    /// Awaits the vote of a node of a quorum. Connecting and sending together take no longer than
+    /// finding out that a connection is silent; waiting for replicas comes after that. The request
+    /// waits for its turn for as long as the node replies to others.
+    async fn unless_silent(
+        &self,
+        call: &Arc<Call>,
+        mut trying: Pin<&mut impl Future<Output = Result<Reply, Failure>>>,
+    ) -> Result<Reply, Failure> {
+        let replica_timeout = call.replicas.map_or(Duration::ZERO, |(_, timeout)| timeout);
+        loop {
+            match timeout(self.limit * 5 / 4 + replica_timeout, trying.as_mut()).await {
+                Ok(Ok(reply)) if self.refuses(call, &reply) => return Err(Failure::not_admitted()),
+                Ok(outcome) => return outcome,
+                Err(_) if self.is_answering() => {}
+                Err(_) => return Err(Failure::indeterminate(too_slow())),
+            }
+        }
     }
 
     /// Whether the connection delivers replies, so that a slow call is one that waits for its turn.
@@ -233,7 +221,7 @@ impl Node {
         refuses
     }
 
-    async fn try_call(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+    async fn try_send(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
         let (name, start) = (call.name, Moment::now());
         let (mut first_failure, mut tries) = (None, 0);
         loop {
@@ -319,8 +307,9 @@ impl Node {
         }
     }
 
-    /// Runs many scripts in one pipeline, with a reply for each, waiting at most `limit` for them.
-    pub(crate) async fn call_all(
+    /// Sends many calls in one pipeline, ahead of those that wait, and waits for the replies for at
+    /// most `limit`.
+    pub(super) async fn send_ahead(
         &self,
         calls: &[&Arc<Call>],
         limit: Duration,
@@ -335,19 +324,16 @@ impl Node {
         };
         let generation = connected.generation;
         let prepared = calls.iter().map(|call| self.prepare(call, &connected)).collect();
-        let sent = Moment::now();
-        let answers = connected.connection.send_together(prepared, limit).await;
-        let reply = |(call, answer): (&&Arc<Call>, Result<Value, RedisError>)| {
-            if let Err(error) = &answer {
-                self.connection.drop_if_spent(generation, error);
+        let answers = connected.connection.send_ahead(prepared, limit).await;
+        let reply = |(call, answer): (&&Arc<Call>, Result<TimedReply, RedisError>)| match answer {
+            Ok(TimedReply { value, sent }) => {
+                let reply = Reply { name: call.name, value, sent, generation, first_failure: None };
+                self.refuses(call, &reply);
+                Ok(reply)
             }
-            match answer {
-                Ok(value) => {
-                    let reply = Reply { name: call.name, value, sent, generation, first_failure: None };
-                    self.refuses(call, &reply);
-                    Ok(reply)
-                }
-                Err(source) => Err(self.failure_of_sent(source)),
+            Err(error) => {
+                self.connection.drop_if_spent(generation, &error);
+                Err(self.failure_of_sent(error))
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
@@ -377,7 +363,6 @@ impl Node {
             slot: None,
             is_read_only: false,
             is_alone: false,
-            is_urgent: false,
         }
     }
 
@@ -391,20 +376,5 @@ impl Node {
         self.label = label.into();
         self.outage = OutageRecord::new(&self.label, holds, observer);
         self
-    }
-}
-
-/// A request to the only node. Dropped before it is written, it has no effect.
-struct PendingRequest<'a> {
-    in_flight: &'a InFlight,
-    sent_flag: SentFlag,
-    is_answered: bool,
-}
-
-impl Drop for PendingRequest<'_> {
-    fn drop(&mut self) {
-        if !self.is_answered && !self.sent_flag.is_set() {
-            self.in_flight.withdraw();
-        }
     }
 }

@@ -10,6 +10,7 @@ use super::answers;
 use super::error_replies::was_refused;
 use super::script::{Call, Word};
 use super::server_clock::ServerClock;
+use crate::clock::Moment;
 use crate::name::Name;
 
 /// The slot of a cluster that a request is for.
@@ -36,8 +37,13 @@ pub(super) struct PreparedCall {
     pub(super) is_read_only: bool,
     /// Not combined with others.
     pub(super) is_alone: bool,
-    /// Sent ahead of those that wait.
-    pub(super) is_urgent: bool,
+}
+
+/// A reply, and a time before its request was written.
+#[derive(Clone, Debug)]
+pub(super) struct TimedReply {
+    pub(super) value: Value,
+    pub(super) sent: Moment,
 }
 
 /// How a call names its script.
@@ -160,16 +166,18 @@ pub(super) struct Batch<'a> {
     /// The calls to be sent next, by the places of their members.
     calls: Vec<(Vec<usize>, Form)>,
     rounds_left: usize,
-    replies: Vec<Result<Value, RedisError>>,
+    replies: Vec<Result<TimedReply, RedisError>>,
+    /// Before any of them was written.
+    sent: Moment,
 }
 
 impl<'a> Batch<'a> {
     pub(super) fn new(requests: &'a [PreparedCall]) -> Batch<'a> {
-        let calls = combine(requests).into_iter().map(|call| (call, Form::Sha1)).collect();
-        let replies = requests.iter().map(|_| Ok(NOT_SERVED)).collect();
+        let (calls, sent) = (combine(requests), Moment::now());
+        let replies = requests.iter().map(|_| Ok(TimedReply { value: NOT_SERVED, sent })).collect();
         // Each round serves the first lock of each call, or finds one of three errors: the user has
         // no right to a lock, and its script is not known, which may happen twice.
-        Batch { requests, calls, rounds_left: requests.len() + 3, replies }
+        Batch { requests, calls, rounds_left: requests.len() + 3, replies, sent }
     }
 
     /// The commands to be sent next. Empty: all requests are answered.
@@ -204,7 +212,7 @@ impl<'a> Batch<'a> {
                         if matches!(answer, Ok(NOT_SERVED)) {
                             unserved.push(*place);
                         }
-                        self.replies[*place] = answer;
+                        self.replies[*place] = answer.map(|value| TimedReply { value, sent: self.sent });
                     }
                     if !unserved.is_empty() {
                         self.calls.push((unserved, Form::Sha1));
@@ -218,32 +226,27 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The reply to the only request.
-    #[cfg(feature = "cluster")]
-    pub(super) fn reply(mut self) -> Result<Value, RedisError> {
-        self.replies.swap_remove(0)
-    }
-
     /// The reply to each request.
-    pub(super) fn replies(self) -> Vec<Result<Value, RedisError>> {
+    pub(super) fn replies(self) -> Vec<Result<TimedReply, RedisError>> {
         self.replies
     }
 }
 
 /// The requests of a batch as few calls: each has the places of its members.
-fn combine(requests: &[PreparedCall]) -> Vec<Vec<usize>> {
-    let mut calls: Vec<Vec<usize>> = Vec::new();
+fn combine(requests: &[PreparedCall]) -> Vec<(Vec<usize>, Form)> {
+    let mut calls: Vec<(Vec<usize>, Form)> = Vec::new();
     for (place, request) in requests.iter().enumerate() {
-        let joins =
-            |call: &&mut Vec<usize>| call.len() < MAX_LOCKS && requests[call[0]].may_share_call(request);
+        let joins = |(call, _): &&mut (Vec<usize>, Form)| {
+            call.len() < MAX_LOCKS && requests[call[0]].may_share_call(request)
+        };
         match calls.iter_mut().find(joins) {
-            Some(call) => call.push(place),
-            None => calls.push(vec![place]),
+            Some((call, _)) => call.push(place),
+            None => calls.push((vec![place], Form::Sha1)),
         }
     }
     // Once the other nodes have answered a release, the next request for the lock may be in the
     // same batch here as that release: ahead of it, it would find the lock taken.
-    calls.sort_by_key(|call| requests[call[0]].call.verb() != "release");
+    calls.sort_by_key(|(call, _)| requests[call[0]].call.verb() != "release");
     calls
 }
 
@@ -267,7 +270,6 @@ mod tests {
             slot: None,
             is_read_only: false,
             is_alone: false,
-            is_urgent: false,
         }
     }
 
@@ -312,7 +314,7 @@ mod tests {
         ]);
         assert!(batch.commands().is_empty());
         let [a, b, c] = batch.replies().try_into().unwrap();
-        assert_eq!((a.unwrap(), b.unwrap()), (Value::Int(1), Value::Int(2)));
+        assert_eq!((a.unwrap().value, b.unwrap().value), (Value::Int(1), Value::Int(2)));
         assert_eq!(c.unwrap_err().code(), Some("NOPERM"));
     }
 
@@ -324,7 +326,7 @@ mod tests {
         batch.record(vec![Ok(Value::Array(vec![Value::BulkString(text.into()), Value::Int(7)]))]);
         let [a, b] = batch.replies().try_into().unwrap();
         assert_eq!(a.unwrap_err(), error(text).unwrap_err());
-        assert_eq!(b.unwrap(), Value::Int(7));
+        assert_eq!(b.unwrap().value, Value::Int(7));
     }
 
     #[test]

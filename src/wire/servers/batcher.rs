@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::pin::pin;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,11 +29,10 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::error_replies::{closed, is_broken, too_slow};
-use super::super::request::PreparedCall;
+use super::super::request::{PreparedCall, TimedReply};
 use super::last_reply::LastReply;
-use super::sending::{SentFlag, TimedReply, pipeline, send_calls};
+use super::sending::{SentFlag, last, pipeline, send_calls};
 use super::transport::UNWRITTEN;
-use crate::clock::Moment;
 use crate::measure;
 
 /// No limit here, since the caller has a timer: a second timer would only take time.
@@ -163,8 +163,9 @@ impl Batcher {
         let max_at_once = if request.may_combine() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         // It does not overtake a queued request, which may be a release of the same lock.
         let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
-        if may_go_first || request.is_urgent {
-            return self.send_at_once(request, sent_flag).await;
+        if may_go_first {
+            sent_flag.set();
+            return last(self.shared.send(slice::from_ref(request), self.limit).await);
         }
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
@@ -201,21 +202,6 @@ impl Batcher {
         true
     }
 
-    /// Sends a request ahead of the queued ones.
-    async fn send_at_once(
-        &self,
-        request: &PreparedCall,
-        sent_flag: &SentFlag,
-    ) -> Result<TimedReply, RedisError> {
-        sent_flag.set();
-        let sent = Moment::now();
-        let BatchQueue { connection, last_reply, .. } = &*self.shared;
-        let sending = pin!(send_calls(connection, std::slice::from_ref(request), last_reply));
-        let replies = last_reply.unless_silent(self.limit, sending).await;
-        let reply = replies.and_then(|mut replies| replies.pop()).unwrap_or_else(|| Err(too_slow()));
-        reply.map(|value| TimedReply { value, sent })
-    }
-
     /// Fails if the connection was closed, or the server is silent for `limit`.
     pub(super) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
@@ -246,11 +232,11 @@ impl Batcher {
     }
 
     /// Sends requests together, ahead of the queue, combined where they may be.
-    pub(super) async fn send_together(
+    pub(super) async fn send_ahead(
         &self,
         requests: &[PreparedCall],
         limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
+    ) -> Vec<Result<TimedReply, RedisError>> {
         send_calls(&self.connection(limit.min(self.limit)), requests, &self.shared.last_reply).await
     }
 }
@@ -279,6 +265,14 @@ fn leaves_queue(has_left: &AtomicBool) -> bool {
 }
 
 impl BatchQueue {
+    /// Sends requests together, and waits for their replies for as long as the server replies to
+    /// any request.
+    async fn send(&self, requests: &[PreparedCall], limit: Duration) -> Vec<Result<TimedReply, RedisError>> {
+        let sending = pin!(send_calls(&self.connection, requests, &self.last_reply));
+        let replies = self.last_reply.unless_silent(limit, sending).await;
+        replies.unwrap_or_else(|| vec![Err(too_slow()); requests.len()])
+    }
+
     /// Removes withdrawn requests once there are many: while a server hangs, nothing takes them,
     /// and callers that give up one after the other would fill the memory.
     fn note_withdrawn(&self) {
@@ -342,43 +336,27 @@ impl Drop for BatchTurn {
 
 /// Sends batches while some may leave.
 async fn run_batches(mut turn: BatchTurn, limit: Duration) {
-    while let Some(requests) = turn.next() {
-        let BatchQueue { connection, last_reply, .. } = &*turn.queue;
-        if let Some(error) = send_batch(connection, limit, last_reply, requests).await {
-            let _of_an_earlier_batch = last_reply.failure.set(error);
+    while let Some(mut waiting) = turn.next() {
+        // A caller that gave up needs no request: its effect would have to be undone.
+        waiting.retain(|waiting| leaves_queue(&waiting.has_left));
+        let (requests, callers): (Vec<_>, Vec<_>) =
+            waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
+        if requests.is_empty() {
+            continue; // nothing was sent, so nothing shows that the server replies
+        }
+        let replies = turn.queue.send(&requests, limit).await;
+        // Another lock's error may come before that of the connection.
+        let failure =
+            replies.iter().filter_map(|reply| reply.as_ref().err()).find(|error| is_broken(error)).cloned();
+        for (caller, reply) in callers.into_iter().zip(replies) {
+            // If the caller disconnected, its attempt is undone elsewhere.
+            let _disconnected = caller.send(reply);
+        }
+        if let Some(error) = failure {
+            let _of_an_earlier_batch = turn.queue.last_reply.failure.set(error);
             return;
         }
     }
-}
-
-/// Sends requests together. Returns the connection's error, if it failed.
-async fn send_batch(
-    connection: &MultiplexedConnection,
-    limit: Duration,
-    last_reply: &LastReply,
-    mut waiting: Vec<QueuedRequest>,
-) -> Option<RedisError> {
-    // A caller that gave up needs no request: its effect would have to be undone.
-    waiting.retain(|waiting| leaves_queue(&waiting.has_left));
-    if waiting.is_empty() {
-        return None;
-    }
-    let (requests, callers): (Vec<_>, Vec<_>) =
-        waiting.into_iter().map(|waiting| (waiting.request, waiting.outcome)).unzip();
-    let sent = Moment::now();
-    let replies = {
-        let sending = pin!(send_calls(connection, &requests, last_reply));
-        last_reply.unless_silent(limit, sending).await
-    };
-    let replies = replies.unwrap_or_else(|| vec![Err(too_slow()); callers.len()]);
-    // Another lock's error may come before it.
-    let failure =
-        replies.iter().filter_map(|reply| reply.as_ref().err()).find(|error| is_broken(error)).cloned();
-    for (caller, reply) in callers.into_iter().zip(replies) {
-        // If the caller disconnected, its attempt is undone elsewhere.
-        let _disconnected = caller.send(reply.map(|value| TimedReply { value, sent }));
-    }
-    failure
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! [`ClusterClient`]: requests to a cluster, which follow their slots from server to server.
 
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::super::error_replies::{too_slow, was_redirected};
-use super::super::request::PreparedCall;
-use super::batcher::UNLIMITED;
-use super::masters::{Masters, WaitsFor};
-use super::sending::{SentFlag, TimedReply};
+use super::super::request::{PreparedCall, TimedReply};
+use super::masters::Masters;
+use super::sending::{SentFlag, last};
 use super::transport::RepliesByServer;
 
 /// The first and the longest pause before a request follows its slot once more.
@@ -34,10 +34,10 @@ impl ClusterClient {
     /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
     pub(super) async fn send(
         &self,
-        call: PreparedCall,
+        call: &PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        self.follow(call.with_slot(), sent_flag, UNLIMITED).await
+        self.follow(call.clone().with_slot(), Some(sent_flag), self.0.limit()).await
     }
 
     /// Sends a command once, beside the calls, and waits for its reply for at most `limit`.
@@ -45,19 +45,30 @@ impl ClusterClient {
         self.0.query(command, Instant::now() + limit.min(self.0.limit())).await
     }
 
+    /// Without a `sent_flag`, the call is sent ahead of those that wait, and its reply is awaited
+    /// until the limit; otherwise for as long as the server replies to any request.
     // Boxed: otherwise each request to a single server would have room for this future.
     fn follow<'a>(
         &'a self,
         mut call: PreparedCall,
-        sent_flag: &'a SentFlag,
+        sent_flag: Option<&'a SentFlag>,
         limit: Duration,
     ) -> Pin<Box<dyn Future<Output = Result<TimedReply, RedisError>> + Send + 'a>> {
         Box::pin(async move {
-            let waits_for = if limit < UNLIMITED { WaitsFor::Deadline } else { WaitsFor::Silence };
-            let deadline = Instant::now() + limit.min(self.0.limit());
+            let deadline = Instant::now() + limit;
             let mut pause = Duration::ZERO;
             loop {
-                let error = match self.send_once(&call, sent_flag, (deadline, waits_for)).await {
+                let mut outcome = match sent_flag {
+                    Some(sent_flag) => self.0.send(&call, sent_flag, deadline).await,
+                    None => self.0.send_ahead(slice::from_ref(&call), deadline).await.and_then(last),
+                };
+                // While the slot moves, its server names the one that has the keys already.
+                if let Err(error) = &outcome
+                    && let Some(target) = target(error, ServerErrorKind::Ask)
+                {
+                    outcome = self.0.ask(&call, target, deadline).await;
+                }
+                let error = match outcome {
                     Err(error) if was_redirected(&error) => error,
                     outcome => return outcome,
                 };
@@ -77,37 +88,28 @@ impl ClusterClient {
         })
     }
 
-    /// Sends a request to the server of its slot, and to the one that this server names while the
-    /// slot moves.
-    async fn send_once(
-        &self,
-        call: &PreparedCall,
-        sent_flag: &SentFlag,
-        (deadline, waits_for): (Instant, WaitsFor),
-    ) -> Result<TimedReply, RedisError> {
-        let outcome = self.0.send(call, sent_flag, (deadline, waits_for)).await;
-        match outcome.as_ref().err().and_then(|error| target(error, ServerErrorKind::Ask)) {
-            Some(target) => self.0.ask(call, target, deadline).await,
-            None => outcome,
-        }
-    }
-
     /// Sends requests: those for each master together, ahead of other requests to it. What a busy
     /// client asks of a master must not delay the renewals there.
     ///
     /// What a master refuses because a slot moves is sent again alone, without waiting for all
     /// masters: one that hangs would delay the first renewals of all.
-    pub(super) async fn send_together(
+    pub(super) async fn send_ahead(
         &self,
         requests: Vec<PreparedCall>,
         limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
+    ) -> Vec<Result<TimedReply, RedisError>> {
         let requests: Vec<_> = requests.into_iter().map(PreparedCall::with_slot).collect();
+        let limit = limit.min(self.0.limit());
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
-        for group in self.0.by_master(&requests) {
-            let (masters, limit) = (Arc::clone(&self.0), limit.min(self.0.limit()));
-            together.spawn(async move { masters.send_together(group, limit).await });
+        for places in self.0.by_master(&requests) {
+            let masters = Arc::clone(&self.0);
+            let group: Vec<_> = places.iter().map(|place| requests[*place].clone()).collect();
+            together.spawn(async move {
+                let replies = masters.send_ahead(&group, Instant::now() + limit).await;
+                let replies = replies.unwrap_or_else(|error| vec![Err(error); group.len()]);
+                places.into_iter().zip(replies).collect::<Vec<_>>()
+            });
         }
         loop {
             // A join fails only if the runtime shuts down.
@@ -118,23 +120,13 @@ impl ClusterClient {
             };
             for (place, reply) in replies {
                 if were_together && reply.as_ref().is_err_and(was_redirected) {
-                    alone.spawn(self.clone().send_alone(place, requests[place].clone(), limit));
+                    let (this, call) = (self.clone(), requests[place].clone());
+                    alone.spawn(async move { (place, this.follow(call, None, limit).await) });
                 } else {
                     answers[place] = reply;
                 }
             }
         }
-    }
-
-    async fn send_alone(
-        self,
-        place: usize,
-        call: PreparedCall,
-        limit: Duration,
-    ) -> (usize, Result<Value, RedisError>) {
-        let (call, sent_flag) = (PreparedCall { is_urgent: true, ..call }, SentFlag::default());
-        let reply = self.follow(call, &sent_flag, limit).await;
-        (place, reply.map(|reply| reply.value))
     }
 
     /// Sends a request to every master and returns each one's reply, by address.

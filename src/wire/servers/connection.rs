@@ -8,12 +8,12 @@ use redis::{Cmd, RedisError, Value};
 
 #[cfg(feature = "cluster")]
 use super::super::error_replies::is_broken;
-use super::super::request::PreparedCall;
+use super::super::request::{PreparedCall, TimedReply};
 use super::batcher::Batcher;
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterClient;
-use super::sending::{SentFlag, TimedReply};
-use super::transport::{RepliesByServer, set_name};
+use super::sending::{SentFlag, last};
+use super::transport::{RepliesByServer, introduction, set_name};
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.send(request, sent_flag).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send(request.clone(), sent_flag).await,
+            Connection::Cluster(client) => client.send(request, sent_flag).await,
         }
     }
 
@@ -54,36 +54,28 @@ impl Connection {
         }
     }
 
-    /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
-    /// Through a cluster each one takes its own way.
-    pub(in crate::wire) async fn send_all(
-        &self,
-        commands: Vec<Cmd>,
-        limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
+    /// The server's clock. To one server, the name of this library travels with the query.
+    pub(in crate::wire) async fn time(&self, limit: Duration) -> Result<Value, RedisError> {
+        let time = redis::cmd("TIME");
         match self {
-            Connection::Server(batcher) => batcher.send_all(commands, limit).await,
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => {
-                let mut replies = Vec::new();
-                for command in commands {
-                    replies.push(client.query(&command, limit).await);
-                }
-                replies
+            Connection::Server(batcher) => {
+                last(batcher.send_all(introduction().chain([time]).collect(), limit).await)
             }
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(client) => client.query(&time, limit).await,
         }
     }
 
     /// Sends requests together, ahead of those that wait, combined where they may be.
-    pub(in crate::wire) async fn send_together(
+    pub(in crate::wire) async fn send_ahead(
         &self,
         requests: Vec<PreparedCall>,
         limit: Duration,
-    ) -> Vec<Result<Value, RedisError>> {
+    ) -> Vec<Result<TimedReply, RedisError>> {
         match self {
-            Connection::Server(batcher) => batcher.send_together(&requests, limit).await,
+            Connection::Server(batcher) => batcher.send_ahead(&requests, limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send_together(requests, limit).await,
+            Connection::Cluster(client) => client.send_ahead(requests, limit).await,
         }
     }
 
@@ -143,15 +135,14 @@ impl Connection {
             Connection::Cluster(_) => false,
         }
     }
-
-    /// Whether it leads to one server.
-    pub(in crate::wire) fn is_one_server(&self) -> bool {
-        matches!(self, Connection::Server(_))
-    }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_one_server() { "Server" } else { "Cluster" })
+        f.write_str(match self {
+            Connection::Server(_) => "Server",
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(_) => "Cluster",
+        })
     }
 }

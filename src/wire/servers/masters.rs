@@ -6,6 +6,7 @@
 //! request to the two others is sent any more, and their leases end.
 
 use std::collections::HashMap;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -16,16 +17,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::super::error_replies::{is_broken, is_demoted, too_slow};
-use super::super::request::{Batch, PreparedCall, Slot};
+use super::super::request::{Batch, PreparedCall, Slot, TimedReply};
 use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::first_reply::first_reply;
 use super::master::Master;
 use super::seeds::{Seeds, ask_slots, at_address};
-use super::sending::{SentFlag, TimedReply};
+use super::sending::{SentFlag, last};
 use super::slot_table::{CLUSTER_DOWN, SlotTable, master_at, not_in_a_cluster, slot_of, unserved};
 use super::transport::RepliesByServer;
-use crate::clock::Moment;
 
 /// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
 const ASKED_AT_ONCE: usize = 3;
@@ -55,21 +55,6 @@ pub(super) struct Masters {
     turn: AtomicUsize,
 }
 
-/// When a request is given up.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WaitsFor {
-    Deadline,
-    /// Once the server has not replied to any request for the limit of the connection.
-    Silence,
-}
-
-/// Requests to one master, with their places among those of all masters.
-pub(super) struct RequestsToMaster {
-    /// `None`: it is not known.
-    master: Option<Arc<Master>>,
-    requests: Vec<(usize, PreparedCall)>,
-}
-
 impl Masters {
     /// Learns the slots from one of the seeds. Must be called on the client's runtime.
     pub(super) async fn open(
@@ -96,7 +81,7 @@ impl Masters {
         self.limit
     }
 
-    /// Sends a call once, to the master of its slot.
+    /// Sends a call once, to the master of its slot, when its turn comes there.
     ///
     /// # Cancel safety
     /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
@@ -104,16 +89,22 @@ impl Masters {
         self: &Arc<Masters>,
         call: &PreparedCall,
         sent_flag: &SentFlag,
-        (deadline, waits_for): (Instant, WaitsFor),
+        deadline: Instant,
     ) -> Result<TimedReply, RedisError> {
         let master = self.master_of(call.slot, deadline).await?;
-        let send = async |batcher: Arc<Batcher>| {
-            let sending = batcher.send(call, sent_flag);
-            match waits_for {
-                WaitsFor::Silence => sending.await,
-                WaitsFor::Deadline => timeout_at(deadline, sending).await.unwrap_or_else(|_| Err(too_slow())),
-            }
-        };
+        let send = async |batcher: Arc<Batcher>| [batcher.send(call, sent_flag).await];
+        let [reply] = self.run(&master, deadline, send).await?;
+        reply
+    }
+
+    /// Sends calls for slots of one master to it, together and ahead of its queue.
+    pub(super) async fn send_ahead(
+        self: &Arc<Masters>,
+        calls: &[PreparedCall],
+        deadline: Instant,
+    ) -> Result<Vec<Result<TimedReply, RedisError>>, RedisError> {
+        let master = self.master_of(calls.first().and_then(|call| call.slot), deadline).await?;
+        let send = async |batcher: Arc<Batcher>| batcher.send_ahead(calls, left_until(deadline)).await;
         self.run(&master, deadline, send).await
     }
 
@@ -145,42 +136,14 @@ impl Masters {
         master().ok_or_else(unserved)
     }
 
-    /// Requests by the masters of their slots.
-    pub(super) fn by_master(&self, requests: &[PreparedCall]) -> Vec<RequestsToMaster> {
-        let mut groups: HashMap<Option<String>, RequestsToMaster> = HashMap::new();
-        for (place, request) in requests.iter().enumerate() {
-            let master = request.slot.and_then(|slot| self.of_slot(slot));
-            let address = master.as_ref().map(|master| master.address.clone());
-            let new = || RequestsToMaster { master, requests: Vec::new() };
-            groups.entry(address).or_insert_with(new).requests.push((place, request.clone()));
+    /// The places of calls, by the masters of their slots. Those without a known one are together.
+    pub(super) fn by_master(&self, calls: &[PreparedCall]) -> Vec<Vec<usize>> {
+        let mut groups: HashMap<Option<String>, Vec<usize>> = HashMap::new();
+        for (place, call) in calls.iter().enumerate() {
+            let master = call.slot.and_then(|slot| self.of_slot(slot));
+            groups.entry(master.map(|master| master.address.clone())).or_default().push(place);
         }
         groups.into_values().collect()
-    }
-
-    /// Sends requests to their master together, ahead of its queue.
-    pub(super) async fn send_together(
-        self: Arc<Masters>,
-        RequestsToMaster { master, requests }: RequestsToMaster,
-        limit: Duration,
-    ) -> Vec<(usize, Result<Value, RedisError>)> {
-        let (places, requests): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let deadline = Instant::now() + limit;
-        let send = async |batcher: Arc<Batcher>| {
-            let answers = batcher.send_together(&requests, left_until(deadline)).await;
-            let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
-            match errors.into_iter().find(|error| is_broken(error) || is_demoted(error)) {
-                Some(error) => Err(error.clone()),
-                None => Ok(answers),
-            }
-        };
-        let outcome = match master {
-            Some(master) => self.run(&master, deadline, send).await,
-            None => Err(unserved()),
-        };
-        match outcome {
-            Ok(answers) => places.into_iter().zip(answers).collect(),
-            Err(error) => places.into_iter().map(|place| (place, Err(error.clone()))).collect(),
-        }
     }
 
     /// Sends a call to the server that has its keys already while their slot moves.
@@ -192,19 +155,16 @@ impl Masters {
     ) -> Result<TimedReply, RedisError> {
         let master = self.named(call.slot, target).ok_or_else(unserved)?;
         let send = async |batcher: Arc<Batcher>| {
-            let sent = Moment::now();
-            let mut batch = Batch::new(std::slice::from_ref(call));
+            let mut batch = Batch::new(slice::from_ref(call));
             while let Some(cmd) = batch.commands().pop() {
                 let both = vec![redis::cmd("ASKING"), cmd];
-                let mut replies = batcher.send_all(both, left_until(deadline)).await.into_iter();
-                let mut next = || replies.next().unwrap_or_else(|| Err(too_slow()));
-                let (asking, reply) = (next(), next());
+                let replies = batcher.send_all(both, left_until(deadline)).await;
                 // Without the right to ASKING, the reply would only be MOVED.
-                batch.record(vec![asking.and(reply)]);
+                batch.record(replies.into_iter().reduce(Result::and).into_iter().collect());
             }
-            Ok(TimedReply { value: batch.reply()?, sent })
+            batch.replies()
         };
-        self.run(&master, deadline, send).await
+        self.run(&master, deadline, send).await.and_then(last)
     }
 
     /// Records where a slot is, as another master has answered, and learns the others.
@@ -284,18 +244,19 @@ impl Masters {
         request: &Cmd,
         deadline: Instant,
     ) -> Result<Value, RedisError> {
-        let query = async |batcher: Arc<Batcher>| batcher.query(request, left_until(deadline)).await;
-        self.run(master, deadline, query).await
+        let query = async |batcher: Arc<Batcher>| [batcher.query(request, left_until(deadline)).await];
+        let [reply] = self.run(master, deadline, query).await?;
+        reply
     }
 
     /// Sends something to a master. Drops its connection if that is of no further use, and looks
     /// for another master of its slots.
-    async fn run<T>(
+    async fn run<T, R: AsRef<[Result<T, RedisError>]>>(
         self: &Arc<Masters>,
         master: &Arc<Master>,
         deadline: Instant,
-        send: impl AsyncFnOnce(Arc<Batcher>) -> Result<T, RedisError>,
-    ) -> Result<T, RedisError> {
+        send: impl AsyncFnOnce(Arc<Batcher>) -> R,
+    ) -> Result<R, RedisError> {
         let live = match master.live((self.name.as_deref(), self.limit, &self.runtime), deadline).await {
             Ok(live) => live,
             Err(error) => {
@@ -307,8 +268,8 @@ impl Masters {
             return Err(too_slow());
         }
         let start = Instant::now();
-        let outcome = send(Arc::clone(&live.batcher)).await;
-        if let Err(error) = &outcome {
+        let replies = send(Arc::clone(&live.batcher)).await;
+        for error in replies.as_ref().iter().filter_map(|reply| reply.as_ref().err()) {
             let is_spent = is_broken(error) || is_demoted(error);
             // A connection that delivers other replies meanwhile is busy, not silent.
             if is_spent && !(error.is_timeout() && live.batcher.has_replied_since(start)) {
@@ -319,7 +280,7 @@ impl Masters {
                 self.learn_later(Some(&master.address));
             }
         }
-        outcome
+        Ok(replies)
     }
 
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {

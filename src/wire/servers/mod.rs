@@ -34,8 +34,8 @@ pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(super) use refused_connection::EXPLAINING;
 #[cfg(feature = "cluster")]
 pub(crate) use seeds::Seeds;
-pub(super) use sending::{SentFlag, TimedReply};
+pub(super) use sending::SentFlag;
 #[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};
-pub(super) use transport::{RepliesByServer, config, connect, introduction, set_name};
+pub(super) use transport::{RepliesByServer, config, connect, set_name};

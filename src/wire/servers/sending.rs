@@ -1,22 +1,15 @@
 //! How requests are written to one connection, in one pipeline. [`SentFlag`]: whether one was
-//! written. [`TimedReply`]: when.
+//! written.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, Value};
 
-use super::super::request::{Batch, PreparedCall};
+use super::super::error_replies::too_slow;
+use super::super::request::{Batch, PreparedCall, TimedReply};
 use super::last_reply::LastReply;
-use crate::clock::Moment;
 use crate::measure;
-
-/// A reply, and a time before its request was written.
-#[derive(Debug)]
-pub(in crate::wire) struct TimedReply {
-    pub(in crate::wire) value: Value,
-    pub(in crate::wire) sent: Moment,
-}
 
 /// Whether a request of a call was written to a connection, and may have an effect.
 #[derive(Debug, Default)]
@@ -38,7 +31,7 @@ pub(super) async fn send_calls(
     connection: &MultiplexedConnection,
     requests: &[PreparedCall],
     last_reply: &LastReply,
-) -> Vec<Result<Value, RedisError>> {
+) -> Vec<Result<TimedReply, RedisError>> {
     let mut batch = Batch::new(requests);
     loop {
         let commands = batch.commands();
@@ -51,6 +44,11 @@ pub(super) async fn send_calls(
         }
         batch.record(replies);
     }
+}
+
+/// The reply to the last of some requests, or to the only one.
+pub(super) fn last<T>(mut replies: Vec<Result<T, RedisError>>) -> Result<T, RedisError> {
+    replies.pop().unwrap_or_else(|| Err(too_slow()))
 }
 
 /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.

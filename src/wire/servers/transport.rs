@@ -53,7 +53,7 @@ pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> Connection
 
 /// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without
 /// that right.
-pub(in crate::wire) fn introduction() -> impl Iterator<Item = Cmd> {
+pub(super) fn introduction() -> impl Iterator<Item = Cmd> {
     [("LIB-NAME", "redlatch"), ("LIB-VER", env!("CARGO_PKG_VERSION"))].into_iter().map(|(what, text)| {
         let mut cmd = redis::cmd("CLIENT");
         cmd.arg("SETINFO").arg(what).arg(text);
