@@ -16,6 +16,7 @@ mod diagnosis;
 mod error;
 mod events;
 mod fencing;
+mod guarded;
 mod inspection;
 mod labels;
 mod lease;

@@ -72,7 +72,8 @@ impl Keeper {
             tokio::pin!(notify);
             notify.as_mut().enable();
             // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet = self.closing.open_calls().is_empty() && self.schedule().open_releases.is_empty();
+            let is_quiet =
+                self.closing.open_calls.lock().is_empty() && self.schedule().open_releases.is_empty();
             if is_quiet || self.has_ended() {
                 return;
             }
@@ -85,7 +86,7 @@ impl Keeper {
     fn unreleased(&self, has_released_all: bool) -> UnreleasedHolds {
         let mut left = UnreleasedHolds::default();
         if !has_released_all {
-            self.closing.open_calls().iter().for_each(|(_, name)| left.add(name));
+            self.closing.open_calls.lock().iter().for_each(|(_, name)| left.add(name));
         }
         let schedule = self.schedule();
         if !has_released_all {
@@ -108,7 +109,7 @@ pub(super) struct OpenCall {
 
 impl OpenCall {
     pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
-        let place = keeper.closing.open_calls().insert(name.clone());
+        let place = keeper.closing.open_calls.lock().insert(name.clone());
         OpenCall { keeper: Arc::clone(keeper), place }
     }
 }
@@ -116,7 +117,7 @@ impl OpenCall {
 impl Drop for OpenCall {
     fn drop(&mut self) {
         let closing = &self.keeper.closing;
-        let name = closing.open_calls().try_remove(self.place);
+        let name = closing.open_calls.lock().try_remove(self.place);
         drop(name);
         if closing.has_begun() {
             self.keeper.settled.notify_waiters();

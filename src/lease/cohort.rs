@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -15,12 +15,13 @@ use super::close::OpenCall;
 use super::local_queue::{LocalFront, Turn};
 use super::lock_request::LockRequest;
 use crate::clock::Moment;
+use crate::guarded::Guarded;
 
 /// One hold on the server, from its grant until it is released there.
 pub(super) struct Cohort {
     /// When the next client has its turn.
     until: Moment,
-    state: Mutex<CohortState>,
+    state: Guarded<CohortState>,
     /// It has been passed on.
     has_passed: AtomicBool,
     pub(super) is_unanimous: bool,
@@ -72,7 +73,7 @@ impl Cohort {
     ) -> Arc<Cohort> {
         let cohort = Arc::new(Cohort {
             until,
-            state: Mutex::new(CohortState::Over),
+            state: Guarded::new(CohortState::Over),
             has_passed: AtomicBool::new(false),
             is_unanimous,
             generation: client.nodes.generation(),
@@ -81,7 +82,7 @@ impl Cohort {
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);
         front.note_grant(token, may_pass.then(|| Arc::downgrade(&turn)));
         if may_pass {
-            *cohort.state() = CohortState::Held(front);
+            *cohort.state.lock() = CohortState::Held(front);
             let ending = Arc::downgrade(&cohort);
             let timer = client.nodes.runtime().spawn(async move {
                 sleep(until.since(Moment::now())).await;
@@ -102,7 +103,7 @@ impl Cohort {
     /// The holder ends its hold. Returns its place at the front, unless that was given on: then the
     /// hold is to be released on the server.
     pub(super) fn leave(&self) -> Option<LocalFront> {
-        match mem::replace(&mut *self.state(), CohortState::Over) {
+        match mem::replace(&mut *self.state.lock(), CohortState::Over) {
             CohortState::Held(front) => {
                 if !self.has_time() && !self.has_passed.load(Ordering::Relaxed) {
                     front.note_slow(true);
@@ -116,12 +117,12 @@ impl Cohort {
     /// Leaves the hold to the task that comes to the front next. Returns it if there is none, or no
     /// time: the timer may have ended while no task held it.
     pub(super) fn pass(self: &Arc<Cohort>, hold: PassedHold, front: LocalFront) -> Option<PassedHold> {
-        *self.state() = CohortState::Passed(Box::new(hold));
+        *self.state.lock() = CohortState::Passed(Box::new(hold));
         self.has_passed.store(true, Ordering::Relaxed);
         if front.pass(Arc::<Cohort>::clone(self)) && self.has_time() {
             return None;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match mem::replace(&mut *state, CohortState::Over) {
             CohortState::Passed(hold) => Some(*hold),
             received => {
@@ -140,7 +141,7 @@ impl Cohort {
     /// Gives the hold to a task that has come to the front; returns the front if the hold was
     /// released meanwhile, or is released now, since the task asks for something else.
     pub(super) fn receive(&self, request: &LockRequest, front: LocalFront) -> Result<PassedHold, LocalFront> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match mem::replace(&mut *state, CohortState::Over) {
             CohortState::Passed(hold) if !request.is_for(&hold.guard.attempt) => {
                 drop(state);
@@ -159,18 +160,13 @@ impl Cohort {
             CohortState::Held(_) | CohortState::Over => Err(front),
         }
     }
-
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn state(&self) -> MutexGuard<'_, CohortState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Turn for Cohort {
     /// A hold that no task has received until now is released: the one at the front may not be
     /// polled for long.
     fn end(&self) {
-        let state = mem::replace(&mut *self.state(), CohortState::Over);
+        let state = mem::replace(&mut *self.state.lock(), CohortState::Over);
         if let CohortState::Held(front) = &state
             && !self.has_time()
         {

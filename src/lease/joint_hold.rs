@@ -12,7 +12,7 @@
 use std::any::Any;
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use slab::Slab;
 use tokio::task::AbortHandle;
@@ -32,6 +32,7 @@ use super::progress::Progress;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
+use crate::guarded::Guarded;
 use crate::measure::WakeReason;
 use crate::traces::{Grant, HoldSpan, releasing};
 
@@ -59,7 +60,7 @@ struct Group {
     lease: Lease,
     /// Until when others may join.
     until: Moment,
-    state: Mutex<GroupState>,
+    state: Guarded<GroupState>,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -144,7 +145,7 @@ impl Hold {
         match self {
             Hold::Own(hold) => hold.leak(),
             Hold::Joint(mut part) => {
-                part.group.state().is_leaked = true;
+                part.group.state.lock().is_leaked = true;
                 part.leave(LeaseEnd::Leaked);
             }
         }
@@ -173,7 +174,7 @@ impl JointHold {
             return None;
         }
         let place = {
-            let mut state = group.state();
+            let mut state = group.state.lock();
             state.hold.as_ref()?;
             state.members.insert(Caller::current())
         };
@@ -211,7 +212,7 @@ impl JointHold {
         }
         self.lease.measure_end(end);
         self.span.end(end.word());
-        let mut state = self.group.state();
+        let mut state = self.group.state.lock();
         state.members.try_remove(place);
         (end, self.group.take_if_unused(state))
     }
@@ -236,7 +237,7 @@ impl Group {
         let place = members.insert(Caller::current());
         let waited_for = front.filter(|front| front.has_waiters_behind());
         let (expects_waiters, is_leaked) = (waited_for.is_some(), false);
-        let state = Mutex::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked });
+        let state = Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked });
         let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
         let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
         group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
@@ -272,17 +273,12 @@ impl Group {
         }
         Some(hold)
     }
-
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn state(&self) -> MutexGuard<'_, GroupState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Turn for Group {
     /// Tasks that wait ask the server.
     fn end(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.expects_waiters = false;
         drop(self.take_if_unused(state)); // released in the background
         self.timer.get().into_iter().for_each(AbortHandle::abort);
@@ -293,7 +289,7 @@ impl Turn for Group {
     }
 
     fn is_used_by(&self, caller: Caller) -> bool {
-        self.state().members.iter().any(|(_, member)| *member == caller)
+        self.state.lock().members.iter().any(|(_, member)| *member == caller)
     }
 }
 

@@ -2,7 +2,7 @@
 //! is its task; `schedule.rs` has what is due when, and `renewal.rs` sends a batch.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard};
 use std::time::Duration;
 
 use slab::Slab;
@@ -16,6 +16,7 @@ use super::lease::{LONGEST_SLEEP, Lease};
 use super::lease_end::LeaseEnd;
 use super::schedule::{Abandoned, Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
+use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::Renewal;
 use crate::traces::event;
@@ -37,7 +38,7 @@ const FIRST_REPAIR: Duration = Duration::from_millis(100);
 /// the schedule, so a lease that was released is never renewed afterwards.
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
-    schedule: Mutex<Schedule>,
+    schedule: Guarded<Schedule>,
     /// Wakes its task.
     pub(super) notify: Notify,
     /// Notified when `settled` or `close` has to check again.
@@ -61,7 +62,7 @@ impl Keeper {
     fn new(nodes: Arc<Nodes>) -> Keeper {
         Keeper {
             nodes,
-            schedule: Mutex::default(),
+            schedule: Guarded::default(),
             notify: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
@@ -204,9 +205,8 @@ impl Keeper {
         (taken, schedule.is_closed)
     }
 
-    /// Poisoning does not matter: nothing under this lock panics.
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        self.schedule.lock()
     }
 
     /// Whether this task or thread holds the lock, as far as few enough leases are held to look.
@@ -218,7 +218,7 @@ impl Keeper {
 
     /// How many leases, open calls and pending releases there are.
     pub(super) fn entries(&self) -> usize {
-        let open_calls = self.closing.open_calls().len();
+        let open_calls = self.closing.open_calls.lock().len();
         let schedule = self.schedule();
         open_calls + schedule.holds.len() + schedule.pending_releases.len() + schedule.cleanups.len()
     }
@@ -237,14 +237,10 @@ pub(super) fn log_given_up(given_up: Option<Arc<Attempt>>) {
 pub(super) struct Closing {
     pub(super) has_begun: AtomicBool,
     pub(super) notify: Notify,
-    open_calls: Mutex<Slab<Name>>,
+    pub(super) open_calls: Guarded<Slab<Name>>,
 }
 
 impl Closing {
-    pub(super) fn open_calls(&self) -> MutexGuard<'_, Slab<Name>> {
-        self.open_calls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun.load(Ordering::SeqCst)
     }
@@ -262,26 +258,22 @@ impl Closing {
 
 /// Polls that use the client's runtime from threads without one. Its tasks end before its timers
 /// do, so the end of the keeper's task waits for these polls, which never block: none of them finds
-/// a timer that has ended. Poisoning does not matter: nothing under this lock panics.
+/// a timer that has ended.
 #[derive(Default)]
 pub(super) struct OffRuntimePolls {
-    count: Mutex<usize>,
+    count: Guarded<usize>,
     is_over: Condvar,
 }
 
 impl OffRuntimePolls {
     pub(super) fn begin(&self) -> OffRuntimePoll<'_> {
-        *self.count() += 1;
+        *self.count.lock() += 1;
         OffRuntimePoll(self)
     }
 
     /// To be called once [`Keeper::has_ended`] stops later polls.
     fn wait_for_the_last(&self) {
-        drop(self.is_over.wait_while(self.count(), |count| *count > 0));
-    }
-
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+        drop(self.is_over.wait_while(self.count.lock(), |count| *count > 0));
     }
 }
 
@@ -289,7 +281,7 @@ pub(super) struct OffRuntimePoll<'a>(&'a OffRuntimePolls);
 
 impl Drop for OffRuntimePoll<'_> {
     fn drop(&mut self) {
-        *self.0.count() -= 1;
+        *self.0.count.lock() -= 1;
         self.0.is_over.notify_one();
     }
 }

@@ -5,11 +5,12 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::caller::Caller;
+use crate::guarded::Guarded;
 use crate::name::Name;
 
 /// For how many more holds without local waiters a lock is expected to have some.
@@ -17,7 +18,7 @@ const COMPETITION: u8 = 8;
 
 /// One queue per lock, first come first served.
 #[derive(Default)]
-pub(super) struct LocalQueues(Arc<Mutex<Queues>>);
+pub(super) struct LocalQueues(Arc<Guarded<Queues>>);
 
 struct Queues {
     /// A lock without local waiters has no entry.
@@ -97,7 +98,7 @@ struct LocalEntry {
     is_first: bool,
     /// Tasks competed for the lock lately.
     expects_others: bool,
-    local_queues: Arc<Mutex<Queues>>,
+    local_queues: Arc<Guarded<Queues>>,
 }
 
 impl Default for Queues {
@@ -121,7 +122,7 @@ impl LocalQueues {
     /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter`
     /// enters at once if its owner holds the lock.
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
-        let mut local_queues = lock(&self.0);
+        let mut local_queues = self.0.lock();
         let is_first = !local_queues.by_name.contains_key(name);
         let expects_others = local_queues.expects_others(name, !is_first);
         let local_queue = local_queues.by_name.entry(name.clone()).or_insert_with(|| LocalQueue {
@@ -156,13 +157,13 @@ impl LocalQueues {
     /// Whether tasks behind the front may enter once their owner holds the lock.
     pub(super) fn has_nested_waiters_behind(&self, name: &Name, front: &LocalFront) -> bool {
         let own = usize::from(front.entry.may_enter);
-        lock(&self.0).by_name.get(name).is_some_and(|local_queue| local_queue.entering > own)
+        self.0.lock().by_name.get(name).is_some_and(|local_queue| local_queue.entering > own)
     }
 
     /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, event: LockEvent) {
         if let Some(sender) =
-            lock(&self.0).by_name.get(name).and_then(|local_queue| local_queue.events.as_ref())
+            self.0.lock().by_name.get(name).and_then(|local_queue| local_queue.events.as_ref())
         {
             sender.send_replace(event);
         }
@@ -170,7 +171,7 @@ impl LocalQueues {
 
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
-        let local_queues = lock(&self.0);
+        let local_queues = self.0.lock();
         let local_queue = local_queues.by_name.get(name).filter(|local_queue| local_queue.entering > 0);
         if let Some(sender) = local_queue.and_then(|local_queue| local_queue.events.as_ref()) {
             sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
@@ -180,7 +181,7 @@ impl LocalQueues {
     /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
     pub(super) fn end_turn(&self, name: &Name) {
         let (turn, shared_turn) = {
-            let mut local_queues = lock(&self.0);
+            let mut local_queues = self.0.lock();
             let shared_turn = local_queues.shared_turns.remove(name);
             let local_queue = local_queues.by_name.get(name);
             (local_queue.and_then(|local_queue| local_queue.turn.clone()), shared_turn)
@@ -191,16 +192,16 @@ impl LocalQueues {
 
     /// The newest turn that tasks may join.
     pub(super) fn shared_turn(&self, name: &Name) -> Option<Arc<dyn Turn>> {
-        lock(&self.0).shared_turns.get(name)?.upgrade()
+        self.0.lock().shared_turns.get(name)?.upgrade()
     }
 
     pub(super) fn share_turn(&self, name: &Name, turn: Weak<dyn Turn>) {
-        lock(&self.0).shared_turns.insert(name.clone(), turn);
+        self.0.lock().shared_turns.insert(name.clone(), turn);
     }
 
     /// No task joins this turn from now on.
     pub(super) fn unshare_turn(&self, name: &Name, turn: &dyn Turn) {
-        let mut local_queues = lock(&self.0);
+        let mut local_queues = self.0.lock();
         if local_queues.shared_turns.get(name).is_some_and(|newest| ptr::addr_eq(newest.as_ptr(), turn)) {
             local_queues.shared_turns.remove(name);
         }
@@ -208,14 +209,14 @@ impl LocalQueues {
 
     /// A hold was short enough to be passed on.
     pub(super) fn note_quick(&self, name: &Name) {
-        if let Some(local_queue) = lock(&self.0).by_name.get_mut(name) {
+        if let Some(local_queue) = self.0.lock().by_name.get_mut(name) {
             local_queue.slow_holds = 0;
         }
     }
 
     /// How many locks have local waiters.
     pub(super) fn entries(&self) -> usize {
-        lock(&self.0).by_name.len()
+        self.0.lock().by_name.len()
     }
 }
 
@@ -302,7 +303,7 @@ impl LocalFront {
 
     fn with_queue<T: Default>(&self, work: impl FnOnce(&mut LocalQueue) -> T) -> T {
         // This entry keeps the queue.
-        lock(&self.entry.local_queues).by_name.get_mut(&self.entry.name).map(work).unwrap_or_default()
+        self.entry.local_queues.lock().by_name.get_mut(&self.entry.name).map(work).unwrap_or_default()
     }
 }
 
@@ -321,7 +322,7 @@ impl Drop for LocalFront {
 
 impl Drop for LocalEntry {
     fn drop(&mut self) {
-        let mut local_queues = lock(&self.local_queues);
+        let mut local_queues = self.local_queues.lock();
         if let Some(local_queue) = local_queues.by_name.get_mut(&self.name) {
             local_queue.waiters -= 1;
             local_queue.entering -= usize::from(self.may_enter);
@@ -337,9 +338,4 @@ impl Drop for LocalEntry {
             }
         }
     }
-}
-
-/// Poisoning does not matter: nothing under this lock panics.
-fn lock(local_queues: &Mutex<Queues>) -> MutexGuard<'_, Queues> {
-    local_queues.lock().unwrap_or_else(PoisonError::into_inner)
 }

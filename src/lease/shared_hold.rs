@@ -1,14 +1,15 @@
 //! Holds that tasks of one process share, so that a nested one costs no round trip.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::lock_request::LockRequest;
 use super::owned_lease::{OwnedLease, released_after};
 use crate::error::{Context, Error, Operation};
+use crate::guarded::Guarded;
 use crate::name::Name;
 
-type HoldsByOwner = Mutex<HashMap<(Name, String), Weak<SharedHold>>>;
+type HoldsByOwner = Guarded<HashMap<(Name, String), Weak<SharedHold>>>;
 
 /// The holds of a client that may be shared, by lock and owner.
 #[derive(Clone, Debug, Default)]
@@ -16,7 +17,7 @@ pub(crate) struct SharedHolds(Arc<HoldsByOwner>);
 
 impl SharedHolds {
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+        self.0.lock().is_empty()
     }
 
     /// Shares a hold: other tasks of the same owner find it.
@@ -24,13 +25,13 @@ impl SharedHolds {
         let key = key(request);
         let entry = Entry { key: key.clone(), holds: Arc::clone(&self.0) };
         let shared = Arc::new(SharedHold { hold, _entry: Some(entry) });
-        lock(&self.0).insert(key, Arc::downgrade(&shared));
+        self.0.lock().insert(key, Arc::downgrade(&shared));
         shared
     }
 
     /// The valid hold that this client has for the same owner, if there is one.
     pub(crate) fn find(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
-        let found = lock(&self.0).get(&key(request)).and_then(Weak::upgrade);
+        let found = self.0.lock().get(&key(request)).and_then(Weak::upgrade);
         let Some(shared) = found.filter(|shared| !shared.hold.lease().is_lost()) else { return Ok(None) };
         // The count includes this one.
         let depth = u32::try_from(Arc::strong_count(&shared) - 1).unwrap_or(u32::MAX);
@@ -79,7 +80,7 @@ impl SharedHold {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut holds = lock(&self.holds);
+        let mut holds = self.holds.lock();
         // A newer hold may have taken its place.
         if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {
             holds.remove(&self.key);
@@ -89,9 +90,4 @@ impl Drop for Entry {
 
 fn key(request: &LockRequest) -> (Name, String) {
     (request.name.clone(), request.owner.clone().unwrap_or_default())
-}
-
-/// Poisoning does not matter: nothing under this lock panics.
-fn lock(shares: &HoldsByOwner) -> MutexGuard<'_, HashMap<(Name, String), Weak<SharedHold>>> {
-    shares.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,7 @@
 //! first.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::attempt::{Attempt, QueueEntry};
+use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::wire::{Nodes, WaitFor, WakeupSubscription};
 
@@ -36,7 +37,7 @@ const SHARED_POLLS: u32 = 32;
 
 /// The waiters of a client that share polls, by lock. A lock without waiters has no entry.
 #[derive(Default)]
-pub(super) struct SharedPolls(Mutex<HashMap<Terms, Waiters>>);
+pub(super) struct SharedPolls(Guarded<HashMap<Terms, Waiters>>);
 
 /// A lock, and what else must be the same for all waiters of a call: the claim in milliseconds, and
 /// the depth.
@@ -145,7 +146,7 @@ impl<'a> SharedPoll<'a> {
     /// that only one of them polls.
     fn take_turn(&self, later: Duration) -> Turn {
         let now = Instant::now();
-        let mut polls = self.polls.lock();
+        let mut polls = self.polls.0.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
         let Some(waiters) = polls.get_mut(&self.terms) else {
             return Turn::Now(waiting, Covers::All, Then::Sleep);
@@ -176,7 +177,7 @@ impl<'a> SharedPoll<'a> {
     /// their own longest one; those of most of them later, if each poll is for all.
     fn postpone(&self, waiting: &[Arc<Attempt>], covers: Covers, pause: Duration) {
         let now = Instant::now();
-        let mut polls = self.polls.lock();
+        let mut polls = self.polls.0.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
         for (number, other) in waiting.iter().enumerate().skip(1) {
             let rests = covers == Covers::All && number > DEPUTIES;
@@ -190,7 +191,7 @@ impl<'a> SharedPoll<'a> {
 
 impl Drop for SharedPoll<'_> {
     fn drop(&mut self) {
-        let mut polls = self.polls.lock();
+        let mut polls = self.polls.0.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
         waiters.by_id.remove(&self.attempt.id);
         let waiters = &mut waiters.by_id;
@@ -230,12 +231,7 @@ impl SharedPolls {
             woken: Arc::clone(&woken),
             runs_by,
         };
-        self.lock().entry(terms.clone()).or_default().by_id.insert(attempt.id, waiter);
+        self.0.lock().entry(terms.clone()).or_default().by_id.insert(attempt.id, waiter);
         Some(SharedPoll { polls: self, nodes, wakeups, verb, attempt, entry, terms, woken })
-    }
-
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Terms, Waiters>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

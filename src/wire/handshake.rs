@@ -1,8 +1,8 @@
 //! [`Handshake`]: what is queried on a new connection. [`Membership`]: which servers the nodes of a
 //! quorum are. [`Facts`]: what servers report about their settings.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
@@ -13,6 +13,7 @@ use super::servers::{Connection, RepliesByServer};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
 use crate::error::NodeProblem;
+use crate::guarded::Guarded;
 use crate::traces::event;
 
 /// What is queried on a new connection.
@@ -86,9 +87,9 @@ fn server_time(reply: &Value) -> Result<u64, RedisError> {
 /// The run id of each node of a quorum, as far as it is known.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    runs: Mutex<Vec<Option<Arc<str>>>>,
+    runs: Guarded<Vec<Option<Arc<str>>>>,
     labels: Vec<String>,
-    problems: Mutex<Vec<Option<NodeProblem>>>,
+    problems: Guarded<Vec<Option<NodeProblem>>>,
     /// Which nodes have replied that they have no vote.
     has_no_vote: Vec<AtomicBool>,
     /// Whether a node without a run id has no vote.
@@ -99,7 +100,13 @@ impl Membership {
     pub(crate) fn new(labels: Vec<String>, is_strict: bool) -> Membership {
         let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
         let has_no_vote = labels.iter().map(|_| AtomicBool::new(false)).collect();
-        Membership { runs: Mutex::new(runs), labels, problems: Mutex::new(problems), has_no_vote, is_strict }
+        Membership {
+            runs: Guarded::new(runs),
+            labels,
+            problems: Guarded::new(problems),
+            has_no_vote,
+            is_strict,
+        }
     }
 
     /// Logs that a node has no vote: once, until it votes again.
@@ -117,7 +124,7 @@ impl Membership {
 
     /// Why a node may not be part of the quorum, as its last connection found.
     pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone()
+        self.problems.lock()[node].clone()
     }
 
     /// Queries a server for its identity, on a new connection. An error: the server must not vote.
@@ -140,7 +147,7 @@ impl Membership {
             event!(warn, server = %self.labels[node], "a node has no run id in its INFO: data loss in a restart is not noticed");
         }
         let problem = self.check_member(node, run.as_ref(), info_field(&info, "role"));
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner)[node].clone_from(&problem);
+        self.problems.lock()[node].clone_from(&problem);
         match problem {
             None => Ok(run),
             Some(problem) => {
@@ -153,7 +160,7 @@ impl Membership {
     /// A server that does not identify itself is indistinguishable from others, and is treated as a
     /// different one.
     fn check_member(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
-        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runs = self.runs.lock();
         let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
         let same = others.find(|(_, known)| run.is_some() && known.as_ref() == run);
         let problem = match same {

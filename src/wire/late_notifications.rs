@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
 
 use crate::clock::Moment;
+use crate::guarded::Guarded;
 
 /// How long a queue lasts, including one that a server has restored from an earlier state.
 const QUEUES_LAST: Duration = Duration::from_secs(60);
@@ -26,7 +27,7 @@ type LateAction = Arc<dyn Fn(usize) + Send + Sync>;
 /// replica that did not receive their removal, still has them in a queue, and would hold a lock for
 /// each of them, one after the other.
 #[derive(Default)]
-pub(super) struct LateNotifications(Mutex<VecDeque<FormerWaiter>>);
+pub(super) struct LateNotifications(Guarded<VecDeque<FormerWaiter>>);
 
 struct FormerWaiter {
     id: Uuid,
@@ -52,7 +53,7 @@ impl FormerWaiter {
 impl LateNotifications {
     pub(super) fn expect(&self, id: Uuid, action: LateAction) {
         let now = Moment::now();
-        let mut former_waiters = self.former_waiters();
+        let mut former_waiters = self.0.lock();
         let is_over = |former: &FormerWaiter| now.since(former.since) > QUEUES_LAST;
         while former_waiters.len() >= MAX_COUNT || former_waiters.front().is_some_and(is_over) {
             former_waiters.pop_front();
@@ -69,20 +70,15 @@ impl LateNotifications {
     }
 
     fn action(&self, id: Uuid, place: usize) -> Option<LateAction> {
-        let mut former_waiters = self.former_waiters();
+        let mut former_waiters = self.0.lock();
         let waiter = former_waiters.iter_mut().find(|waiter| waiter.id == id)?;
         waiter.note(place).then(|| Arc::clone(&waiter.action))
-    }
-
-    /// Poisoning does not matter: the queue is consistent at any time.
-    fn former_waiters(&self) -> MutexGuard<'_, VecDeque<FormerWaiter>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for LateNotifications {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LateNotifications").field(&self.former_waiters().len()).finish()
+        f.debug_tuple("LateNotifications").field(&self.0.lock().len()).finish()
     }
 }
 
@@ -115,7 +111,7 @@ mod tests {
         let within = Arc::clone(&late_notifications);
         late_notifications.expect(id, Arc::new(move |_| within.expect(Uuid::new_v4(), Arc::new(|_| {}))));
         late_notifications.receive(id, 1); // called under the lock, this would deadlock
-        assert_eq!(late_notifications.former_waiters().len(), 2);
+        assert_eq!(late_notifications.0.lock().len(), 2);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! the state of the subscriptions that fill them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::late_notifications::LateNotifications;
 use super::wake_message::{AnnouncedGrant, WakeMessage};
 use crate::deployment::{Deployment, NodeSet};
+use crate::guarded::Guarded;
 
 /// How long the first node's message waits for those of other nodes, until a majority has sent one.
 const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
@@ -20,7 +21,7 @@ const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
 /// The mailboxes, and the state of the subscriptions.
 #[derive(Debug)]
 pub(super) struct Mailboxes {
-    slots: Mutex<HashMap<Uuid, Arc<MailboxSlot>>>,
+    slots: Guarded<HashMap<Uuid, Arc<MailboxSlot>>>,
     pub(super) late_notifications: LateNotifications,
     /// The state of each node's subscription.
     pub(super) states: watch::Sender<Vec<SubscriptionState>>,
@@ -43,7 +44,7 @@ pub(super) enum SubscriptionState {
 #[derive(Debug, Default)]
 struct MailboxSlot {
     /// The latest message, and the nodes that have sent one.
-    message: Mutex<Option<(Option<AnnouncedGrant>, NodeSet)>>,
+    message: Guarded<Option<(Option<AnnouncedGrant>, NodeSet)>>,
     notify: Notify,
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     pub(super) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
         let slot = Arc::new(MailboxSlot::default());
-        mailboxes.slots().insert(id, Arc::clone(&slot));
+        mailboxes.slots.lock().insert(id, Arc::clone(&slot));
         Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
     }
 
@@ -87,14 +88,14 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        self.mailboxes.slots().remove(&self.id);
+        self.mailboxes.slots.lock().remove(&self.id);
     }
 }
 
 impl Mailboxes {
     pub(super) fn new(deployment: Deployment) -> Mailboxes {
         Mailboxes {
-            slots: Mutex::default(),
+            slots: Guarded::default(),
             late_notifications: LateNotifications::default(),
             states: watch::Sender::new(vec![SubscriptionState::Connecting; deployment.nodes]),
             majority: deployment.majority(),
@@ -104,25 +105,20 @@ impl Mailboxes {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots().len()
+        self.slots.lock().len()
     }
 
     /// Makes the waiter with this id poll.
     pub(super) fn notify(&self, id: Uuid) {
-        if let Some(slot) = self.slots().get(&id) {
+        if let Some(slot) = self.slots.lock().get(&id) {
             slot.notify.notify_one();
         }
-    }
-
-    /// Poisoning does not matter: no code under this lock panics.
-    fn slots(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<MailboxSlot>>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
         let Some(message) = WakeMessage::parse(payload) else { return };
         for id in message.attempts() {
-            let slot = self.slots().get(&id).cloned();
+            let slot = self.slots.lock().get(&id).cloned();
             match slot {
                 Some(slot) => {
                     slot.put(place, message.grant.clone());
@@ -150,7 +146,7 @@ impl Mailboxes {
 
     /// Makes all waiters poll: messages may have been missed.
     pub(super) fn notify_all(&self) {
-        for slot in self.slots().values() {
+        for slot in self.slots.lock().values() {
             slot.notify.notify_one();
         }
     }
@@ -158,14 +154,14 @@ impl Mailboxes {
 
 impl MailboxSlot {
     fn put(&self, place: usize, grant: Option<AnnouncedGrant>) {
-        let mut slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.message.lock();
         let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
         *slot = Some((grant, senders.with(place)));
     }
 
     /// Takes the message, and the notification that came with it.
     fn take(&self) -> Option<AnnouncedGrant> {
-        let message = self.message.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let message = self.message.lock().take();
         let notified = self.notify.notified();
         tokio::pin!(notified);
         notified.enable();
@@ -173,7 +169,7 @@ impl MailboxSlot {
     }
 
     fn senders(&self) -> usize {
-        let slot = self.message.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = self.message.lock();
         slot.as_ref().map_or(0, |(_, senders)| senders.len())
     }
 }

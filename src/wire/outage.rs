@@ -1,23 +1,24 @@
 //! [`OutageRecord`]: since when a node has failed, and what is said of it: once when it begins, and
 //! once when it ends.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::failure::Failure;
 use crate::clock::Moment;
 use crate::events::{Event, Observer};
+use crate::guarded::Guarded;
 use crate::measure;
 use crate::traces::{Report, event};
 
 /// Whether one node fails.
 pub(super) struct OutageRecord {
-    outage: Mutex<Option<(Moment, Failure)>>,
+    outage: Guarded<Option<(Moment, Failure)>>,
     /// Whether there is an outage: read without taking the lock.
     is_failing: AtomicBool,
     label: Arc<str>,
     /// Reports that were not logged yet.
-    reports: Mutex<Vec<Report>>,
+    reports: Guarded<Vec<Report>>,
     /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
     observer: Arc<Observer>,
@@ -33,10 +34,10 @@ impl Default for OutageRecord {
 impl OutageRecord {
     pub(super) fn new(label: &Arc<str>, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> OutageRecord {
         OutageRecord {
-            outage: Mutex::new(None),
+            outage: Guarded::default(),
             is_failing: AtomicBool::new(false),
             label: Arc::clone(label),
-            reports: Mutex::default(),
+            reports: Guarded::default(),
             holds: Arc::clone(holds),
             observer: Arc::clone(observer),
         }
@@ -48,7 +49,7 @@ impl OutageRecord {
         if !self.is_failing.load(Ordering::Relaxed) {
             return None;
         }
-        let outage = self.lock().clone();
+        let outage = self.outage.lock().clone();
         outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
     }
 
@@ -63,12 +64,12 @@ impl OutageRecord {
     /// [`take_reports`](OutageRecord::take_reports).
     pub(super) fn note_for_later(&self, failure: Option<&Failure>) {
         let report = self.note(failure);
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner).extend(report);
+        self.reports.lock().extend(report);
     }
 
     /// The reports that were not logged yet.
     pub(super) fn take_reports(&self) -> Vec<Report> {
-        std::mem::take(&mut *self.reports.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.reports.lock())
     }
 
     /// Records an outage that begins or ends. Returns the report of it.
@@ -76,7 +77,7 @@ impl OutageRecord {
         let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
         match failure.filter(|failure| failure.is_transient()) {
             Some(failure) => {
-                let mut outage = self.lock();
+                let mut outage = self.outage.lock();
                 // A failure of another sort ends the outage before it.
                 let begins =
                     outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas());
@@ -96,7 +97,7 @@ impl OutageRecord {
                 })
             }
             None if self.is_failing.load(Ordering::Relaxed) => {
-                let ended = self.lock().take();
+                let ended = self.outage.lock().take();
                 self.is_failing.store(false, Ordering::Relaxed);
                 let ((server, _holds), after) = (described(), Moment::now().since(ended?.0));
                 let observer = Arc::clone(&self.observer);
@@ -108,11 +109,6 @@ impl OutageRecord {
             }
             None => None,
         }
-    }
-
-    /// Poisoning does not matter: no code under this lock panics.
-    fn lock(&self) -> MutexGuard<'_, Option<(Moment, Failure)>> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

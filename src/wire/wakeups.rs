@@ -5,8 +5,8 @@
 //! The connection speaks RESP3, where a message is a push and is dispatched as it is read; requests
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -22,6 +22,7 @@ use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::quorum::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
 use crate::deployment::Deployment;
+use crate::guarded::Guarded;
 
 /// One subscription to one channel on every node, made when it is first needed and kept until this
 /// is dropped.
@@ -39,7 +40,7 @@ pub(crate) struct WakeupSubscription {
     /// The runtime of the subscribers: a waiter's runtime may end before the client does.
     runtime: Handle,
     mailboxes: Arc<Mailboxes>,
-    tasks: Mutex<Vec<JoinHandle<()>>>,
+    tasks: Guarded<Vec<JoinHandle<()>>>,
 }
 
 impl WakeupSubscription {
@@ -58,7 +59,7 @@ impl WakeupSubscription {
             verified_with: None,
             runtime: Handle::current(),
             mailboxes: Arc::new(Mailboxes::new(deployment)),
-            tasks: Mutex::default(),
+            tasks: Guarded::default(),
         }
     }
 
@@ -104,7 +105,7 @@ impl WakeupSubscription {
     pub(crate) async fn start(&self, limit: Duration) -> bool {
         let Some(wakeup_endpoints) = &self.wakeup_endpoints else { return false };
         {
-            let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tasks = self.tasks.lock();
             if tasks.is_empty() {
                 for (place, endpoint) in wakeup_endpoints.iter().enumerate() {
                     let subscriber = Subscriber {
@@ -161,7 +162,7 @@ impl WakeupSubscription {
 
 impl Drop for WakeupSubscription {
     fn drop(&mut self) {
-        for task in self.tasks.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for task in self.tasks.lock().drain(..) {
             task.abort();
         }
     }

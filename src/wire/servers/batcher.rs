@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::pin::pin;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -33,6 +33,7 @@ use super::super::request::{PreparedCall, TimedReply};
 use super::last_reply::LastReply;
 use super::sending::{SentFlag, last, pipeline, send_calls};
 use super::transport::UNWRITTEN;
+use crate::guarded::Guarded;
 use crate::measure;
 
 /// No limit here, since the caller has a timer: a second timer would only take time.
@@ -79,7 +80,7 @@ impl fmt::Debug for Batcher {
 struct BatchQueue {
     connection: MultiplexedConnection,
     last_reply: LastReply,
-    gathered: Mutex<Gathered>,
+    gathered: Guarded<Gathered>,
 }
 
 /// The queued requests. While there are any, a batch is in flight: its task takes them.
@@ -122,7 +123,7 @@ impl Batcher {
     /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Batcher {
         let shared =
-            Arc::new(BatchQueue { connection, last_reply: LastReply::new(), gathered: Mutex::default() });
+            Arc::new(BatchQueue { connection, last_reply: LastReply::new(), gathered: Guarded::default() });
         Batcher { limit, callers: Arc::default(), runtime: runtime.clone(), shared }
     }
 
@@ -162,7 +163,7 @@ impl Batcher {
         let others = Arc::strong_count(&self.callers) - 2;
         let max_at_once = if request.may_combine() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         // It does not overtake a queued request, which may be a release of the same lock.
-        let may_go_first = others < max_at_once && self.shared.gathered().requests.is_empty();
+        let may_go_first = others < max_at_once && self.shared.gathered.lock().requests.is_empty();
         if may_go_first {
             sent_flag.set();
             return last(self.shared.send(slice::from_ref(request), self.limit).await);
@@ -185,7 +186,7 @@ impl Batcher {
 
     /// Queues a request, and sends the next batch if one may leave. False if the queue is closed.
     fn queue(&self, request: QueuedRequest) -> bool {
-        let mut gathered = self.shared.gathered();
+        let mut gathered = self.shared.gathered.lock();
         if gathered.is_closed {
             return false;
         }
@@ -276,7 +277,7 @@ impl BatchQueue {
     /// Removes withdrawn requests once there are many: while a server hangs, nothing takes them,
     /// and callers that give up one after the other would fill the memory.
     fn note_withdrawn(&self) {
-        let mut gathered = self.gathered();
+        let mut gathered = self.gathered.lock();
         gathered.withdrawn += 1;
         if gathered.withdrawn < MAX_WITHDRAWN {
             return;
@@ -288,11 +289,6 @@ impl BatchQueue {
         gathered.requests = VecDeque::from(waiting);
         drop(gathered);
         drop(withdrawn); // wakes tasks: not under the lock
-    }
-
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn gathered(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -308,7 +304,7 @@ struct BatchTurn {
 impl BatchTurn {
     /// The next batch, at first or after one was answered. `None`: the turn has passed.
     fn next(&mut self) -> Option<Vec<QueuedRequest>> {
-        let mut gathered = self.queue.gathered();
+        let mut gathered = self.queue.gathered.lock();
         gathered.in_flight -= self.size;
         gathered.is_leaving &= self.size > 0; // at first, this is the task that takes a batch
         self.has_passed = gathered.is_leaving || !gathered.is_due();
@@ -325,7 +321,7 @@ impl BatchTurn {
 impl Drop for BatchTurn {
     fn drop(&mut self) {
         if !self.has_passed {
-            let mut gathered = self.queue.gathered();
+            let mut gathered = self.queue.gathered.lock();
             gathered.is_closed = true;
             let unwritten = std::mem::take(&mut gathered.requests);
             drop(gathered);

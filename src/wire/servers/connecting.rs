@@ -1,9 +1,10 @@
 //! [`Connecting`]: attempts to connect, which callers share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use redis::RedisError;
+
+use crate::guarded::Guarded;
 
 /// Attempts to connect to one place, one at a time. Callers that wait for an attempt share its
 /// failure, so a dead server costs the last of them no more than the first.
@@ -12,7 +13,7 @@ pub(in crate::wire) struct Connecting {
     /// Held by the task that connects, while the others wait for its result.
     turn: tokio::sync::Mutex<()>,
     tries: AtomicU64,
-    last_failure: Mutex<Option<(u64, RedisError)>>,
+    last_failure: Guarded<Option<(u64, RedisError)>>,
 }
 
 impl Connecting {
@@ -40,7 +41,7 @@ impl Connecting {
         if let Some(live) = current() {
             return Ok(live);
         }
-        let failed = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failed = self.last_failure.lock().clone();
         if let Some((number, error)) = failed
             && number > seen
         {
@@ -50,7 +51,7 @@ impl Connecting {
         let outcome = attempt(number).await;
         if let Err(error) = &outcome {
             let failure = Some((number, error.clone()));
-            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+            *self.last_failure.lock() = failure;
         }
         outcome
     }

@@ -1,7 +1,7 @@
 //! [`Master`]: one master of a cluster, and the connection to it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{Client, ConnectionInfo, RedisError, Value};
@@ -13,13 +13,14 @@ use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
+use crate::guarded::Guarded;
 
 /// A master, or a server that was named as one.
 #[derive(Debug)]
 pub(super) struct Master {
     pub(super) info: ConnectionInfo,
     pub(super) address: String,
-    current: Mutex<Option<Live>>,
+    current: Guarded<Option<Live>>,
     connecting: Connecting,
     /// How many connections were given up.
     losses: AtomicU64,
@@ -35,15 +36,15 @@ impl Master {
     pub(super) fn new(info: ConnectionInfo) -> Master {
         let address = info.addr().to_string();
         let (connecting, losses) = (Connecting::default(), AtomicU64::new(0));
-        Master { info, address, current: Mutex::default(), connecting, losses }
+        Master { info, address, current: Guarded::default(), connecting, losses }
     }
 
     pub(super) fn current(&self) -> Option<Live> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 
     pub(super) fn drop_if(&self, number: u64) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if current.as_ref().is_some_and(|live| live.number == number) {
             *current = None;
             self.losses.fetch_add(1, Ordering::SeqCst);
@@ -101,7 +102,7 @@ impl Master {
         };
         let batcher = Arc::new(Batcher::new(connection, limit, runtime));
         let live = Live { batcher, number };
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
+        *self.current.lock() = Some(live.clone());
         Ok(live)
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, Value};
+
+use crate::guarded::Guarded;
 
 /// How many servers are kept, and of how many names in a reply: a cluster has at most [1,000
 /// nodes](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/), and may name
@@ -18,20 +19,20 @@ const MOST_NAMED: usize = 65_536;
 pub(crate) struct Seeds {
     named: Vec<ConnectionInfo>,
     /// Further servers that the cluster had when it was last queried.
-    others: Mutex<Vec<ConnectionInfo>>,
+    others: Guarded<Vec<ConnectionInfo>>,
     turn: AtomicUsize,
 }
 
 impl Seeds {
     /// `named` holds at least one server.
     pub(crate) fn new(named: Vec<ConnectionInfo>) -> Seeds {
-        Seeds { named, others: Mutex::default(), turn: AtomicUsize::new(0) }
+        Seeds { named, others: Guarded::default(), turn: AtomicUsize::new(0) }
     }
 
     /// The next server. Each call returns another one.
     pub(super) fn next(&self) -> Result<Client, RedisError> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let others = self.others();
+        let others = self.others.lock();
         let place = turn % (self.named.len() + others.len());
         Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
     }
@@ -45,7 +46,7 @@ impl Seeds {
 
     /// The servers that the client was given, and those that it has learned of.
     pub(super) fn all(&self) -> Vec<ConnectionInfo> {
-        self.named.iter().chain(&*self.others()).cloned().collect()
+        self.named.iter().chain(&*self.others.lock()).cloned().collect()
     }
 
     pub(super) fn replace_others(&self, slots: &[Vec<Value>], from: &ConnectionInfo) {
@@ -57,13 +58,8 @@ impl Seeds {
         // A server that was removed from its cluster knows of no slots: its reply says nothing
         // about the others.
         if !slots.is_empty() {
-            *self.others() = others;
+            *self.others.lock() = others;
         }
-    }
-
-    /// Poisoning does not matter: no code under this lock panics.
-    fn others(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
-        self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
