@@ -29,6 +29,22 @@ impl Deployment {
     pub(crate) fn max_failures(self) -> usize {
         self.nodes - self.majority()
     }
+
+    /// Whether these nodes decide.
+    pub(crate) fn is_majority(self, nodes: NodeSet) -> bool {
+        nodes.len() >= self.majority()
+    }
+
+    /// What a majority says alike.
+    pub(crate) fn agreed<T: PartialEq>(self, said: &[T]) -> Option<&T> {
+        let count = |value: &T| said.iter().filter(|other| *other == value).count();
+        said.iter().find(|value| count(value) >= self.majority())
+    }
+
+    /// Whether the other nodes cannot decide.
+    pub(crate) fn is_blocked_by(self, nodes: NodeSet) -> bool {
+        nodes.len() > self.max_failures()
+    }
 }
 
 /// How many of these nodes form a majority.
@@ -61,6 +77,10 @@ impl NodeSet {
 
     pub(crate) fn without(self, others: NodeSet) -> NodeSet {
         NodeSet(self.0 & !others.0)
+    }
+
+    pub(crate) fn and(self, others: NodeSet) -> NodeSet {
+        NodeSet(self.0 & others.0)
     }
 
     pub(crate) fn contains(self, node: usize) -> bool {

@@ -131,24 +131,19 @@ impl NamedLock {
     ) -> Result<bool, Error> {
         let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
-        let error = |failure: Failure| self.client.error(failure, context.clone());
         let call = attempt.force(holder);
         let deciding = pin!(decide(&self.client, &attempt, &call, false));
         let Some(decision) = self.client.with_runtime(deciding).await else {
             return Err(Error::RuntimeEnded { context });
         };
-        let decision = decision.map_err(error)?;
+        let decision = decision.map_err(|failure| self.client.error(failure, context.clone()))?;
         match decision.answer {
             Answer::Final(0) => Ok(false),
             Answer::Final(1..) => {
                 self.client.end_turn(&self.name);
                 Ok(true)
             }
-            Answer::Final(answer) => {
-                let refused = attempt.refusal(answer, context.clone());
-                Err(refused.unwrap_or_else(|| error(decision.reply.unexpected())))
-            }
-            Answer::Busy(..) | Answer::TooLow(_) => Err(error(decision.reply.unexpected())),
+            _ => Err(self.client.refusal(&attempt, &decision.reply, context)),
         }
     }
 

@@ -11,7 +11,7 @@ use super::reply_tally::{Busy, ProposalOutcome, ReplyTally, TokenProposals};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::Error;
-use crate::wire::{Failure, Votes, WaitFor};
+use crate::wire::{Failure, Reply, Tally, Votes, WaitFor, replies_of};
 
 /// The outcome of one round.
 pub(super) enum AcquireOutcome {
@@ -60,7 +60,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
         }
         let agreement = proposals.record(&tally);
         guard.record(&votes, tally.has_majority() && agreement != ProposalOutcome::NotGranted);
-        let granted = tally.granted_by();
+        let granted = tally.nodes.positive;
         match agreement {
             ProposalOutcome::Again => granted_before = granted_before.union(granted),
             ProposalOutcome::NotGranted => {
@@ -85,7 +85,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                let is_unanimous = tally.granted.len() == nodes.deployment.nodes;
+                let is_unanimous = granted == nodes.all_nodes();
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until, None);
                 return AcquireOutcome::Granted(GrantedLease { lease, is_unanimous });
             }
@@ -99,28 +99,30 @@ fn not_granted(
     votes: Votes,
     subscription: Option<u64>,
 ) -> AcquireOutcome {
-    let (majority, by) = (votes.deployment.majority(), tally.granted_by());
-    // This many nodes may refuse although a majority grants the lock.
-    let may_miss = tally.replies.saturating_sub(majority);
-    let decides = |some: usize| some > may_miss && tally.replies >= majority;
-    if decides(tally.unexpected.len())
-        && let Some(failure) = tally.unexpected.into_iter().next()
+    let (deployment, majority) = (votes.deployment, votes.deployment.majority());
+    let Tally { positive: by, refused, unexpected, .. } = tally.nodes;
+    let replied = tally.nodes.replied();
+    // Whether without these nodes, the others that replied cannot grant the lock.
+    let is_decided_by =
+        |some: NodeSet| deployment.is_majority(replied) && !deployment.is_majority(replied.without(some));
+    if is_decided_by(unexpected)
+        && let Some((_, reply)) = replies_of(&votes.received, unexpected).next()
     {
         // A reply outside the contract may mean anything, including a grant.
-        let error = guard.error(failure);
+        let error = guard.error(reply.unexpected());
         guard.abandon();
         return AcquireOutcome::Refused(error);
     }
-    if decides(tally.refused.len())
-        && let Some(refusal) =
-            tally.refused.iter().find_map(|answer| guard.attempt.refusal(*answer, guard.context()))
+    let refusal = |(_, reply): (usize, &Reply)| guard.attempt.refusal_in(reply, guard.context());
+    if is_decided_by(refused)
+        && let Some(refusal) = replies_of(&votes.received, refused).find_map(refusal)
     {
         if !by.is_empty() {
             guard.abandon();
         }
         return AcquireOutcome::Refused(refusal);
     }
-    if tally.replies < majority {
+    if !deployment.is_majority(replied) {
         if !by.is_empty() {
             guard.attempt.in_flight.mark_unknown();
         }

@@ -19,7 +19,7 @@ use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
 use crate::wire::answers::{NO_EXPIRY, WRONG_TYPE};
-use crate::wire::{InFlight, Nodes, Word};
+use crate::wire::{Answer, InFlight, Nodes, Reply, Word};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -205,6 +205,14 @@ impl Attempt {
                 let (_, error) = self.kind.refusals.iter().find(|(number, _)| *number == answer)?;
                 Some(error(&self.options, context))
             }
+        }
+    }
+
+    /// The error for a reply that is such a refusal.
+    pub(super) fn refusal_in(&self, reply: &Reply, context: Context) -> Option<Error> {
+        match reply.expected()? {
+            Answer::Final(answer) => self.refusal(answer, context),
+            Answer::Busy(..) | Answer::TooLow(_) => None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::attempt::Origin;
+use super::attempt::{Attempt, Origin};
 use super::caller::Caller;
 use super::keeper::Keeper;
 use super::local_queue::{LocalQueues, Turn};
@@ -15,7 +15,7 @@ use crate::events::Observer;
 use crate::name::Name;
 use crate::options::Options;
 use crate::wire::{
-    Endpoint, Failure, Membership, Node, NodeReply, Nodes, WakeupEndpoint, WakeupSubscription,
+    Endpoint, Failure, Membership, Node, NodeReply, Nodes, Reply, WakeupEndpoint, WakeupSubscription,
 };
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
@@ -153,6 +153,12 @@ impl Client {
             return Error::RuntimeEnded { context: context.with_verdict(false, failure.is_indeterminate()) };
         }
         failure.error(context)
+    }
+
+    /// The error for a reply that is no success: a refusal, or outside the script's contract.
+    pub(crate) fn refusal(&self, attempt: &Attempt, reply: &Reply, context: Context) -> Error {
+        let refusal = attempt.refusal_in(reply, context.clone());
+        refusal.unwrap_or_else(|| self.error(reply.unexpected(), context))
     }
 
     /// Whether the runtime that the client was made on has ended.

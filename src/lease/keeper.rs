@@ -115,7 +115,7 @@ impl Keeper {
             return None; // its TTL ends it
         }
         // A hold on a minority of the nodes blocks no other attempt.
-        let must_await = abandoned.nodes.len() > self.nodes.deployment.max_failures();
+        let must_await = self.nodes.deployment.is_blocked_by(abandoned.nodes);
         schedule.abandon(abandoned, must_await)
     }
 

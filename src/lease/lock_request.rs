@@ -140,8 +140,7 @@ impl LockRequest {
             Holder::from_reply(texts.get(4..)?).map(|holder| holder.owner)
         };
         let owners: Vec<String> = votes.received.iter().filter_map(named).collect();
-        let naming = |owner: &&String| owners.iter().filter(|other| other == owner).count();
-        owners.iter().find(|owner| naming(owner) >= nodes.deployment.majority()).cloned()
+        nodes.deployment.agreed(&owners).cloned()
     }
 
     /// The operation, lock and server, for errors.

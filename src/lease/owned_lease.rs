@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::traces::{Grant, HoldSpan, releasing};
-use crate::wire::{Answer, Failure, HoldCount, Votes, WaitFor};
+use crate::wire::{Answer, Failure, HoldCount, Tally, Votes, WaitFor};
 
 /// How long a release waits for the last answers to earlier requests of its attempt.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
@@ -199,9 +199,7 @@ impl OwnedLease {
             ReleaseOutcome::Unknown(failure) => {
                 Err(Error::Unconfirmed { cause: Box::new(error(failure)), context: context() })
             }
-            ReleaseOutcome::Refused(answer, reply) => {
-                Err(attempt.refusal(answer, context()).unwrap_or_else(|| error(reply.unexpected())))
-            }
+            ReleaseOutcome::Refused(reply) => Err(client.refusal(&attempt, &reply, context())),
         }
     }
 
@@ -256,7 +254,7 @@ impl OwnedLease {
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted_span(attempt.options.ttl);
-                if votes.positives().len() < votes.deployment.majority() {
+                if !votes.deployment.is_majority(votes.tally().positive) {
                     // Silent nodes have the old hold, until it expires there; later renewals extend
                     // the new one.
                     until = until.min(trusted_until);
@@ -274,10 +272,7 @@ impl OwnedLease {
                 Ok(self)
             }
             Answer::Final(0) => Err(lost()),
-            Answer::Final(answer) => {
-                Err(attempt.refusal(answer, context.clone()).unwrap_or_else(|| error(reply.unexpected())))
-            }
-            Answer::Busy(..) | Answer::TooLow(_) => Err(error(reply.unexpected())),
+            _ => Err(client.refusal(&attempt, &reply, context.clone())),
         }
     }
 
@@ -327,8 +322,9 @@ fn convert_stragglers(
     votes: &Votes,
     may_arrive_late: bool,
 ) {
-    let not_yet = move |votes: &Votes| if may_arrive_late { votes.negatives() } else { NodeSet::default() };
-    let mut left = votes.missing().union(not_yet(votes));
+    let not_yet = move |tally: Tally| if may_arrive_late { tally.negative } else { NodeSet::default() };
+    let tally = votes.tally();
+    let mut left = client.nodes.all_nodes().without(tally.replied()).union(not_yet(tally));
     if left.is_empty() {
         return;
     }
@@ -338,7 +334,7 @@ fn convert_stragglers(
         while !left.is_empty() && !lease.is_lost() {
             let call = attempt.convert(verb);
             let votes = client.nodes.ask(&call, left, &attempt.in_flight, WaitFor::All).await;
-            left = votes.failed().union(not_yet(&votes));
+            left = votes.tally().failed.union(not_yet(votes.tally()));
             tokio::time::sleep(client.nodes.limit()).await;
         }
     });

@@ -8,7 +8,7 @@ use super::client::Client;
 use super::schedule::Abandoned;
 use crate::deployment::{Deployment, NodeSet};
 use crate::fencing::FencingToken;
-use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor};
+use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor, replies_of};
 
 /// How often a request is sent: then [`retry`] fails, and the keeper takes over a release.
 const REQUEST_TRIES: u32 = 3;
@@ -30,38 +30,26 @@ pub(crate) async fn decide(
     call: &Arc<Call>,
     may_trust_silence: bool,
 ) -> Result<Decision, Failure> {
-    let nodes = &client.nodes;
+    let (nodes, deployment) = (&client.nodes, client.nodes.deployment);
     let mut votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     votes.mark_negatives_unknown();
-    let deployment = nodes.deployment;
-    let (mut yes, mut no) = (Vec::new(), Vec::new());
-    for (_, outcome) in &votes.received {
-        let Ok(reply) = outcome else { continue };
-        match reply.answer() {
-            Ok(Answer::Final(number @ 1..)) => yes.push((number, reply)),
-            Ok(answer) => no.push((answer, reply)),
-            Err(failure) if deployment.decides_alone() => return Err(failure),
-            Err(_) => {}
-        }
-    }
+    let tally = votes.tally();
+    let (yes, replied) = (tally.positive, tally.replied());
+    let no = replied.without(yes).without(tally.unexpected);
     let has_positive = !yes.is_empty();
-    let (silent, replies) = (votes.missing().len(), deployment.nodes - votes.missing().len());
-    let may_count_silent = may_trust_silence && has_positive && replies >= deployment.majority();
-    let decided = if yes.len() >= deployment.majority()
-        || may_count_silent && yes.len() + silent >= deployment.majority()
-    {
-        let largest = yes.into_iter().max_by_key(|(number, _)| *number);
-        largest.map(|(number, reply)| (Answer::Final(number), reply))
-    } else if no.len() > deployment.max_failures() {
-        no.into_iter().next() // the other nodes cannot change that
+    let may_count_silent = may_trust_silence && has_positive && deployment.is_majority(replied);
+    let may_be = if may_count_silent { yes.union(nodes.all_nodes().without(replied)) } else { yes };
+    let decided = if deployment.is_majority(may_be) {
+        replies_of(&votes.received, yes).max_by_key(|(_, reply)| reply.expected())
+    } else if deployment.is_blocked_by(no) {
+        replies_of(&votes.received, no).next() // the other nodes cannot change that
     } else {
         None
     };
-    match decided {
-        Some((answer, reply)) => Ok(Decision { answer, reply: reply.clone(), votes }),
+    match decided.map(|(_, reply)| reply.clone()) {
+        Some(reply) => Ok(Decision { answer: reply.answer()?, reply, votes }),
         // A second delivery may find nothing to do on the nodes that did it.
-        None if has_positive => Err(votes.failure().with_effect()),
-        None => Err(votes.failure()),
+        None => Err(votes.failure().with_effect_if(has_positive)),
     }
 }
 
@@ -87,7 +75,7 @@ pub(super) enum ReleaseOutcome {
     /// The reply to an earlier request was lost with this failure, and the lock has had another
     /// holder since.
     Unknown(Failure),
-    Refused(i64, Reply),
+    Refused(Reply),
 }
 
 /// Each node by its first answer, received or inferred.
@@ -98,7 +86,9 @@ struct ReleaseTally {
     /// It had nothing to release after a request whose reply was lost: that one may have released
     /// the lock.
     unknown: NodeSet,
-    refused: Vec<(usize, i64, Reply)>,
+    refused: NodeSet,
+    /// The first refusal.
+    refusal: Option<Reply>,
     /// A request to it had no reply, and may have run.
     unanswered: NodeSet,
     why: Option<Failure>,
@@ -106,61 +96,42 @@ struct ReleaseTally {
 
 impl ReleaseTally {
     fn responders(&self) -> NodeSet {
-        let refused = NodeSet::of(self.refused.iter().map(|(node, ..)| *node));
-        self.released.union(self.not_held).union(self.unknown).union(refused)
+        self.released.union(self.not_held).union(self.unknown).union(self.refused)
     }
 
     /// Adds the replies. A request that ends the attempt for good is answered alike
     /// when it is delivered again.
-    fn add(&mut self, votes: &Votes, is_final: bool) -> Result<(), Failure> {
+    fn add(&mut self, votes: &Votes, is_final: bool) {
         for (node, outcome) in &votes.received {
-            let reply = match outcome {
-                Ok(reply) => reply,
-                Err(failure) => {
-                    if failure.is_indeterminate() {
-                        self.unanswered = self.unanswered.with(*node);
-                        self.why.get_or_insert(failure.clone());
-                    }
-                    continue;
-                }
-            };
-            if let Some(failure) = &reply.first_failure {
+            if let Some(failure) = Reply::unknown_effect(outcome) {
                 self.unanswered = self.unanswered.with(*node);
-                self.why.get_or_insert(failure.clone());
-            }
-            match reply.answer() {
-                Ok(Answer::Final(1..)) => self.released = self.released.with(*node),
-                Ok(Answer::Final(0)) if self.unanswered.contains(*node) && !is_final => {
-                    self.unknown = self.unknown.with(*node);
-                }
-                Ok(Answer::Final(0)) => self.not_held = self.not_held.with(*node),
-                Ok(Answer::Final(answer)) => self.refused.push((*node, answer, reply.clone())),
-                Ok(Answer::Busy(..) | Answer::TooLow(_)) if votes.deployment.decides_alone() => {
-                    return Err(reply.unexpected());
-                }
-                Err(failure) if votes.deployment.decides_alone() => return Err(failure),
-                _ => {}
+                self.why.get_or_insert_with(|| failure.clone());
             }
         }
-        Ok(())
+        let tally = votes.tally();
+        let may_have_released = if is_final { NodeSet::default() } else { self.unanswered };
+        self.released = self.released.union(tally.positive);
+        self.unknown = self.unknown.union(tally.negative.and(may_have_released));
+        self.not_held = self.not_held.union(tally.negative.without(may_have_released));
+        self.refused = self.refused.union(tally.refused);
+        if let Some((_, reply)) = replies_of(&votes.received, tally.refused).next() {
+            self.refusal.get_or_insert_with(|| reply.clone());
+        }
     }
 
     /// The outcome, if the answers decide. A silent node may have held the lock: the lease was
     /// valid, so a majority held it, unless too many nodes deny it.
-    fn outcome(&self, deployment: Deployment) -> Option<ReleaseOutcome> {
-        let majority = deployment.majority();
-        let silent = deployment.nodes - self.responders().len();
-        if self.released.len() >= majority
-            || self.responders().len() >= majority && self.released.len() + silent >= majority
-        {
-            return Some(ReleaseOutcome::Released);
+    fn outcome(&self, deployment: Deployment, silent: NodeSet) -> Option<ReleaseOutcome> {
+        let is_heard = deployment.is_majority(self.responders());
+        let may_be = if is_heard { self.released.union(silent) } else { self.released };
+        if deployment.is_majority(may_be) {
+            Some(ReleaseOutcome::Released)
+        } else if deployment.is_blocked_by(self.not_held) {
+            Some(ReleaseOutcome::NotHeld)
+        } else {
+            let refusal = self.refusal.clone().filter(|_| deployment.is_blocked_by(self.refused));
+            refusal.map(ReleaseOutcome::Refused)
         }
-        if self.not_held.len() > deployment.max_failures() {
-            return Some(ReleaseOutcome::NotHeld);
-        }
-        let (_, answer, reply) = self.refused.first()?;
-        (self.refused.len() > deployment.max_failures())
-            .then(|| ReleaseOutcome::Refused(*answer, reply.clone()))
     }
 }
 
@@ -186,19 +157,19 @@ pub(super) async fn release(
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
-        tally.add(&votes, is_final)?;
+        tally.add(&votes, is_final);
         check_for_later_holders(client, attempt, token, &mut tally).await;
         let silent = nodes.all_nodes().without(tally.responders());
-        if let Some(released) = tally.outcome(nodes.deployment) {
+        if let Some(released) = tally.outcome(nodes.deployment, silent) {
             release_stragglers(client, attempt, entry.cloned(), silent, rest);
             return Ok(released);
         }
         let failure = votes.failure();
         if tries_left == 0 || silent.is_empty() || !failure.is_transient() {
-            let may_be =
-                tally.released.len() + tally.unknown.len() + silent.len() >= nodes.deployment.majority();
+            let may_be = tally.released.union(tally.unknown).union(silent);
+            let may_be_released = !tally.unknown.is_empty() && nodes.deployment.is_majority(may_be);
             return match tally.why {
-                Some(why) if !tally.unknown.is_empty() && may_be => Ok(ReleaseOutcome::Unknown(why)),
+                Some(why) if may_be_released => Ok(ReleaseOutcome::Unknown(why)),
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }

@@ -16,7 +16,7 @@ use crate::measure;
 use crate::options::Renewal;
 use crate::traces::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::wire::answers::WRONG_TYPE;
-use crate::wire::{Answer, Call, Nodes, Reply, Vote};
+use crate::wire::{Answer, Call, Nodes, Reply, Tally, Vote, replies_of};
 
 /// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
 /// is shorter.
@@ -46,8 +46,8 @@ impl Keeper {
         let mut reports = Vec::new();
         for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
             let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without.get());
-            reports.extend(sending.next().map(|sent| sent.answered(tally.state(&self.nodes))));
-            let is_degraded = tally.state(&self.nodes) != LeaseState::Lost && !tally.without.is_empty();
+            reports.extend(sending.next().map(|sent| sent.answered(tally.state)));
+            let is_degraded = tally.state != LeaseState::Lost && !tally.without.is_empty();
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
             } else if let Some(ttl) = ttl.filter(|_| is_degraded) {
@@ -111,7 +111,7 @@ impl Keeper {
         if lease.entry().has_ended.load(Ordering::Relaxed) {
             return false; // it was released meanwhile
         }
-        match tally.state(&self.nodes) {
+        match tally.state {
             LeaseState::Held => {
                 lease.entry().without.set(NodeSet::default());
                 match ttl {
@@ -149,7 +149,7 @@ impl Keeper {
                 let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
-                let (_held, _lost) = (tally.positives, tally.without.len());
+                let (_held, _lost) = (tally.with.len(), tally.without.len());
                 reports.push(Box::new(move || {
                     let _votes = votes;
                     event!(
@@ -199,8 +199,7 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let may_retry_long =
-                !schedule.is_closed && pending.nodes.len() > self.nodes.deployment.max_failures();
+            let may_retry_long = !schedule.is_closed && self.nodes.deployment.is_blocked_by(pending.nodes);
             let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
             if may_pass && (may_retry_long || now < pending.give_up) {
                 pending.is_final |= failure.is_indeterminate();
@@ -211,11 +210,9 @@ impl Keeper {
         }
         pending.failures += lasting.len();
         let has_failed = pending.failures > self.nodes.deployment.max_failures();
-        let ended = pending.number.take_if(|_| left.len() <= self.nodes.deployment.max_failures());
+        let ended = pending.number.take_if(|_| !self.nodes.deployment.is_blocked_by(left));
         let attempt = Arc::clone(&pending.attempt);
-        let has_held = votes
-            .iter()
-            .any(|(_, outcome)| matches!(outcome.as_ref().map(Reply::answer), Ok(Ok(Answer::Final(1..)))));
+        let has_held = !Tally::of(votes, 1, |_| true).positive.is_empty();
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
@@ -283,9 +280,10 @@ impl SentRenewal {
     }
 }
 
-/// How many nodes have the lease, and which have it not.
+/// Which nodes have the lease, and which have it not.
 struct RenewalTally {
-    positives: usize,
+    state: LeaseState,
+    with: NodeSet,
     without: NodeSet,
     /// Also those that answered so in earlier batches, since a majority last confirmed the lease.
     /// They may have it again.
@@ -297,7 +295,7 @@ struct RenewalTally {
 }
 
 /// What the nodes say about the lease.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum LeaseState {
     /// A majority has it.
     Held,
@@ -309,26 +307,22 @@ enum LeaseState {
 
 impl RenewalTally {
     fn count(nodes: &Nodes, votes: &[Vote], without_before: NodeSet) -> RenewalTally {
-        let mut positives = 0;
-        let mut without = NodeSet::default();
-        for (node, outcome) in votes {
-            match outcome.as_ref().map(Reply::answer) {
-                Ok(Ok(Answer::Final(time @ 1..))) => {
-                    nodes.node(*node).observe(time.unsigned_abs());
-                    positives += 1;
-                }
-                Ok(Ok(Answer::Final(0 | WRONG_TYPE))) => without = without.with(*node),
-                _ => {}
+        let tally = Tally::of(votes, 1, |answer| answer == WRONG_TYPE);
+        for (node, reply) in replies_of(votes, tally.positive) {
+            if let Some(Answer::Final(time)) = reply.expected() {
+                nodes.node(node).observe(time.unsigned_abs());
             }
         }
-        RenewalTally { positives, without, without_since: without_before.union(without) }
-    }
-
-    fn state(&self, nodes: &Nodes) -> LeaseState {
-        if self.without_since.len() > nodes.deployment.max_failures() {
-            return LeaseState::Lost;
-        }
-        if self.positives >= nodes.deployment.majority() { LeaseState::Held } else { LeaseState::Unknown }
+        let without = tally.negative.union(tally.refused);
+        let without_since = without_before.union(without);
+        let state = if nodes.deployment.is_blocked_by(without_since) {
+            LeaseState::Lost
+        } else if nodes.deployment.is_majority(tally.positive) {
+            LeaseState::Held
+        } else {
+            LeaseState::Unknown
+        };
+        RenewalTally { state, with: tally.positive, without, without_since }
     }
 }
 

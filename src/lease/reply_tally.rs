@@ -7,9 +7,9 @@ use super::attempt::Attempt;
 use super::validity::ClockSample;
 use super::verbs::Proposal;
 use crate::clock::Moment;
-use crate::deployment::NodeSet;
+use crate::deployment::Deployment;
 use crate::options::Fencing;
-use crate::wire::{Answer, Failure, Nodes, Votes};
+use crate::wire::{Answer, Nodes, Tally, Votes, replies_of};
 
 /// How often an attempt proposes a token in a row. Other attempts may propose larger ones
 /// meanwhile.
@@ -19,19 +19,16 @@ const PROPOSALS: u32 = 4;
 const PROPOSAL_STEP: u64 = 1_000;
 
 /// The replies to one request, by their meaning.
-#[derive(Default)]
 pub(super) struct ReplyTally {
-    pub(super) granted: Vec<(usize, u64)>,
+    pub(super) nodes: Tally,
+    deployment: Deployment,
+    /// Those that were granted.
+    tokens: Vec<u64>,
     /// When the first of the granted requests was written.
     pub(super) granted_since: Option<Moment>,
     pub(super) busy: Vec<Busy>,
-    /// The largest token that a refusal named, and the number of such refusals.
-    too_low: (u64, usize),
-    pub(super) refused: Vec<i64>,
-    /// Replies outside the contract of the scripts.
-    pub(super) unexpected: Vec<Failure>,
-    pub(super) replies: usize,
-    majority: usize,
+    /// The largest token that a refusal named.
+    highest: u64,
 }
 
 pub(super) struct Busy {
@@ -42,39 +39,41 @@ pub(super) struct Busy {
 
 impl ReplyTally {
     pub(super) fn new(nodes: &Nodes, attempt: &Attempt, votes: &Votes) -> ReplyTally {
-        let mut tally = ReplyTally { majority: nodes.deployment.majority(), ..ReplyTally::default() };
-        for (node, outcome) in &votes.received {
-            let Ok(reply) = outcome else { continue };
-            tally.replies += 1;
-            match reply.answer() {
-                Ok(Answer::Final(token @ 0..)) => {
-                    tally.granted.push((*node, token.unsigned_abs()));
+        let sets = Tally::of(&votes.received, 0, |refusal| attempt.may_refuse(refusal));
+        let mut tally = ReplyTally::empty(nodes.deployment, sets);
+        for (node, reply) in replies_of(&votes.received, sets.replied()) {
+            match reply.expected() {
+                Some(Answer::Final(token @ 0..)) => {
+                    tally.tokens.push(token.unsigned_abs());
                     let earlier = tally.granted_since.map_or(reply.sent, |sent| sent.min(reply.sent));
                     tally.granted_since = Some(earlier);
                 }
-                Ok(Answer::Final(refusal)) if attempt.may_refuse(refusal) => tally.refused.push(refusal),
-                Ok(Answer::Final(_)) => tally.unexpected.push(reply.unexpected()),
-                Ok(Answer::Busy(free_in, time)) => {
+                Some(Answer::Busy(free_in, time)) => {
                     let sample = ClockSample { sent: reply.sent, server: time.unsigned_abs() };
-                    nodes.node(*node).observe(sample.server);
+                    nodes.node(node).observe(sample.server);
                     let free_in = Duration::from_millis(free_in.unsigned_abs());
                     tally.busy.push(Busy { free_in, sample, generation: reply.generation });
                 }
-                Ok(Answer::TooLow(highest)) => {
-                    tally.too_low = (tally.too_low.0.max(highest.unsigned_abs()), tally.too_low.1 + 1);
-                }
-                Err(failure) => tally.unexpected.push(failure),
+                Some(Answer::TooLow(highest)) => tally.highest = tally.highest.max(highest.unsigned_abs()),
+                Some(Answer::Final(_)) | None => {}
             }
         }
         tally
     }
 
-    pub(super) fn has_majority(&self) -> bool {
-        self.granted.len() >= self.majority
+    fn empty(deployment: Deployment, nodes: Tally) -> ReplyTally {
+        ReplyTally {
+            nodes,
+            deployment,
+            tokens: Vec::new(),
+            granted_since: None,
+            busy: Vec::new(),
+            highest: 0,
+        }
     }
 
-    pub(super) fn granted_by(&self) -> NodeSet {
-        NodeSet::of(self.granted.iter().map(|(node, _)| *node))
+    pub(super) fn has_majority(&self) -> bool {
+        self.deployment.is_majority(self.nodes.positive)
     }
 
     /// A token above the proposed one that is to be sent to all nodes: that of a majority, or else
@@ -83,7 +82,7 @@ impl ReplyTally {
     /// none of them finds it too far ahead of its clock.
     fn known_elsewhere(&self, proposal: Option<u64>, is_nested: bool) -> Option<Proposal> {
         let proposed = proposal.filter(|_| self.has_majority())?;
-        let largest = self.granted.iter().map(|(_, token)| *token).max()?;
+        let largest = self.tokens.iter().copied().max()?;
         let (token, is_nested) = self.agreed().map_or((largest, true), |token| (token, is_nested));
         Some(Proposal { token, is_nested }).filter(|known| known.token > proposed)
     }
@@ -91,22 +90,18 @@ impl ReplyTally {
     /// The token that a majority names, so that every later grant has a larger one: the proposed
     /// one, that of the outer hold, or that of other readers.
     fn agreed(&self) -> Option<u64> {
-        let votes_for = |token: u64| self.granted.iter().filter(|(_, granted)| *granted == token).count();
-        self.granted
-            .iter()
-            .map(|(_, token)| *token)
-            .find(|token| *token > 0 && votes_for(*token) >= self.majority)
+        self.deployment.agreed(&self.tokens).copied().filter(|token| *token > 0)
     }
 
     /// Whether a larger proposal may be granted.
     fn may_propose_again(&self) -> bool {
-        let too_low = self.too_low.1;
-        too_low > 0 && !self.has_majority() && self.granted.len() + too_low >= self.majority
+        let Tally { positive, too_low, .. } = self.nodes;
+        !self.has_majority() && self.deployment.is_majority(positive.union(too_low))
     }
 
     /// The next proposal: larger than every token that made a node refuse.
     fn next_proposal(&self, proposal: Option<u64>) -> Option<u64> {
-        Some((self.too_low.0 + PROPOSAL_STEP).max(proposal? + 1))
+        Some((self.highest + PROPOSAL_STEP).max(proposal? + 1))
     }
 
     /// Whether the nodes that have not replied yet may decide on the token: those that granted the
@@ -125,7 +120,7 @@ impl ReplyTally {
     }
 
     fn has_accepted(&self, proposed: u64) -> bool {
-        self.granted.iter().filter(|(_, token)| *token >= proposed).count() >= self.majority
+        self.tokens.iter().filter(|token| **token >= proposed).count() >= self.deployment.majority()
     }
 
     /// The token of a grant by a majority.
@@ -133,7 +128,7 @@ impl ReplyTally {
         match proposal {
             Some(proposed) => self.agreed().or(self.has_accepted(proposed).then_some(proposed)).unwrap_or(0),
             // The only node chose it.
-            None => self.granted.iter().map(|(_, token)| *token).max().unwrap_or(0),
+            None => self.tokens.iter().copied().max().unwrap_or(0),
         }
     }
 }
@@ -198,17 +193,19 @@ impl TokenProposals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deployment::NodeSet;
+
+    const THREE: Deployment =
+        Deployment { nodes: 3, has_one_clock: false, has_all_subscribers: true, has_restart_guard: false };
 
     /// The replies of up to three nodes: the tokens that some grant, and those for which others
     /// refuse.
     fn tally(granted: &[u64], too_low: &[u64]) -> ReplyTally {
-        ReplyTally {
-            granted: granted.iter().copied().enumerate().collect(),
-            too_low: (too_low.iter().copied().max().unwrap_or(0), too_low.len()),
-            replies: granted.len() + too_low.len(),
-            majority: 2,
-            ..ReplyTally::default()
-        }
+        let positive = NodeSet::first(granted.len());
+        let too_low_at = NodeSet::first(granted.len() + too_low.len()).without(positive);
+        let nodes = Tally { positive, too_low: too_low_at, ..Tally::default() };
+        let highest = too_low.iter().copied().max().unwrap_or(0);
+        ReplyTally { tokens: granted.to_vec(), highest, ..ReplyTally::empty(THREE, nodes) }
     }
 
     fn proposing(token: u64) -> TokenProposals {

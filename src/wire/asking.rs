@@ -82,33 +82,22 @@ impl Nodes {
         let mut votes = self.votes(Vec::new(), wait_for);
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
-        let mut refused = false;
+        let mut is_refused = false;
         loop {
-            let pending = among.len() - votes.received.len();
-            if let WaitFor::Majority(least) = wait_for {
-                let yes = votes
-                    .received
-                    .iter()
-                    .filter(|(_, vote)| vote.as_ref().is_ok_and(|reply| reply.is_number_from(least)))
-                    .count();
-                if yes >= self.deployment.majority() {
+            let tally = votes.tally();
+            let pending = among.without(tally.replied()).without(tally.failed);
+            if let WaitFor::Majority(_) = wait_for {
+                if self.deployment.is_majority(tally.positive) {
                     break;
                 }
                 // If too few reply, each node's failure is reported; none takes longer than its
                 // node's time limit.
-                let answered = votes.received.iter().filter(|(_, vote)| vote.is_ok()).count();
-                if yes + pending < self.deployment.majority()
-                    && answered >= self.deployment.majority()
-                    && !refused
-                {
-                    refused = true;
+                let may_grant = self.deployment.is_majority(tally.positive.union(pending));
+                if !may_grant && self.deployment.is_majority(tally.replied()) && !is_refused {
+                    is_refused = true;
                     // A node that has failed before will not reply soon.
-                    let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
-                    let pending = |place: &usize| among.contains(*place) && !replied.contains(*place);
-                    if (0..self.count())
-                        .filter(pending)
-                        .all(|place| self.all[place].outage(replicas).is_some())
-                    {
+                    let mut others = self.each_node().filter(|(place, _)| pending.contains(*place));
+                    if others.all(|(_, node)| node.outage(replicas).is_some()) {
                         break;
                     }
                     grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));
@@ -119,13 +108,12 @@ impl Nodes {
                     Some(mut answers) => votes.received.append(&mut answers),
                     None => {
                         // Tasks that ended without a reply: their runtime has shut down.
-                        let ended = among.without(NodeSet::of(votes.received.iter().map(|(place, _)| *place)));
-                        let ended = (0..self.count()).filter(|place| ended.contains(*place));
+                        let ended = (0..self.count()).filter(|place| pending.contains(*place));
                         votes.received.extend(ended.map(|place| (place, Err(Failure::runtime_ended()))));
                         break;
                     }
                 },
-                () = &mut grace, if refused => break,
+                () = &mut grace, if is_refused => break,
             }
         }
         if votes.received.len() < among.len() {

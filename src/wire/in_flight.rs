@@ -33,13 +33,9 @@ impl InFlight {
         self.unanswered.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records the outcome. A request that was never answered, or was sent twice, may yet run.
+    /// Records the outcome.
     pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
-        let is_indeterminate = match outcome {
-            Ok(reply) => reply.first_failure.is_some(),
-            Err(failure) => failure.is_indeterminate(),
-        };
-        if is_indeterminate {
+        if Reply::unknown_effect(outcome).is_some() {
             self.mark_unknown();
         }
         self.answered();

@@ -39,6 +39,6 @@ pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,
 };
-pub(crate) use votes::{Stragglers, Vote, Votes};
+pub(crate) use votes::{Stragglers, Tally, Vote, Votes, replies_of};
 pub(crate) use wake_message::AnnouncedGrant;
 pub(crate) use wakeups::WakeupSubscription;

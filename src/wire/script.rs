@@ -207,22 +207,37 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
+    /// Why a request that had this outcome may have run unnoticed, or may yet run, if it may: it
+    /// was never answered, or was sent twice.
+    pub(crate) fn unknown_effect(outcome: &Result<Reply, Failure>) -> Option<&Failure> {
+        match outcome {
+            Ok(reply) => reply.first_failure.as_ref(),
+            Err(failure) => Some(failure).filter(|failure| failure.is_indeterminate()),
+        }
+    }
+
     /// The answer of a verb: one integer, or the two of a busy lock.
     pub(crate) fn answer(&self) -> Result<Answer, Failure> {
+        self.expected().ok_or_else(|| self.unexpected())
+    }
+
+    /// The same; `None` if it is outside the contract of the scripts.
+    pub(crate) fn expected(&self) -> Option<Answer> {
         let is_possible = |number: i64| number.unsigned_abs() < HIGHEST;
-        match &self.value {
-            Value::Int(number) if is_possible(*number) => Ok(Answer::Final(*number)),
+        let answer = match &self.value {
+            Value::Int(number) if is_possible(*number) => Answer::Final(*number),
             Value::Array(items) => match items.as_slice() {
                 [Value::Int(TOO_LOW), Value::Int(highest)] if is_possible(*highest) => {
-                    Ok(Answer::TooLow(*highest))
+                    Answer::TooLow(*highest)
                 }
                 [Value::Int(free_in), Value::Int(time)] if is_possible(*time) => {
-                    Ok(Answer::Busy(*free_in, *time))
+                    Answer::Busy(*free_in, *time)
                 }
-                _ => Err(self.unexpected()),
+                _ => return None,
             },
-            _ => Err(self.unexpected()),
-        }
+            _ => return None,
+        };
+        Some(answer)
     }
 
     /// The numbers of a list of integers.
@@ -276,7 +291,7 @@ fn describe_item(item: &Value) -> String {
 }
 
 /// The answer of a verb, as specified in `lua/README.md`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Answer {
     /// Positive: done. 0: not done. Negative: refused.
     Final(i64),

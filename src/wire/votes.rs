@@ -1,4 +1,5 @@
-//! [`Votes`]: the replies of the nodes to one request. [`Stragglers`]: those still to come.
+//! [`Votes`]: the replies of the nodes to one request. [`Tally`]: the nodes by what they replied.
+//! [`Stragglers`]: those still to come.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use redis::Value;
 use tokio::sync::oneshot;
 
 use super::failure::{Failure, NodeReplies, NodeReply};
-use super::script::Reply;
+use super::script::{Answer, Reply};
 use crate::deployment::{Deployment, NodeSet};
 
 /// The place of a node, and its reply.
@@ -25,12 +26,13 @@ pub(crate) struct Votes {
 }
 
 impl Votes {
-    /// The only node's failure, or that of a quorum without a decision.
+    /// The failure of the only node, of which an unexpected reply is one; or that of a quorum
+    /// without a decision.
     pub(crate) fn failure(self) -> Failure {
         if self.deployment.decides_alone()
-            && let Some((_, Err(failure))) = self.received.first()
+            && let Some((_, outcome)) = self.received.first()
         {
-            return failure.clone();
+            return outcome.as_ref().map_or_else(Failure::clone, Reply::unexpected);
         }
         Failure::no_majority(
             NodeReplies::of(&self.labels, self.deployment.max_failures())
@@ -63,29 +65,58 @@ impl Votes {
         }
     }
 
-    /// The nodes without a reply, so far.
-    pub(crate) fn missing(&self) -> NodeSet {
-        let answered = self.received.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(node, _)| *node);
-        NodeSet::first(self.deployment.nodes).without(NodeSet::of(answered))
+    /// The nodes by their replies so far, of which any negative number is a refusal.
+    pub(crate) fn tally(&self) -> Tally {
+        Tally::of(&self.received, self.least, |_| true)
+    }
+}
+
+/// The nodes by their replies to one request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    /// A positive number.
+    pub(crate) positive: NodeSet,
+    /// 0, where that is not positive: there was nothing to do.
+    pub(crate) negative: NodeSet,
+    /// A negative number that the verb may answer.
+    pub(crate) refused: NodeSet,
+    pub(crate) busy: NodeSet,
+    pub(crate) too_low: NodeSet,
+    /// A reply outside the contract of the scripts.
+    pub(crate) unexpected: NodeSet,
+    pub(crate) failed: NodeSet,
+}
+
+impl Tally {
+    /// A positive reply is a number of at least `least`.
+    pub(crate) fn of(votes: &[Vote], least: i64, may_refuse: impl Fn(i64) -> bool) -> Tally {
+        let mut tally = Tally::default();
+        for (node, outcome) in votes {
+            let nodes = match outcome.as_ref().map(Reply::expected) {
+                Ok(Some(Answer::Final(number))) if number >= least => &mut tally.positive,
+                Ok(Some(Answer::Final(0))) => &mut tally.negative,
+                Ok(Some(Answer::Final(number))) if may_refuse(number) => &mut tally.refused,
+                Ok(Some(Answer::Busy(..))) => &mut tally.busy,
+                Ok(Some(Answer::TooLow(_))) => &mut tally.too_low,
+                Ok(Some(Answer::Final(_)) | None) => &mut tally.unexpected,
+                Err(_) => &mut tally.failed,
+            };
+            *nodes = nodes.with(*node);
+        }
+        tally
     }
 
-    /// The nodes with a positive reply.
-    pub(crate) fn positives(&self) -> NodeSet {
-        let is_yes =
-            |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number_from(1));
-        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_yes(outcome)).map(|(node, _)| *node))
+    /// The nodes with a reply.
+    pub(crate) fn replied(self) -> NodeSet {
+        let Tally { positive, negative, refused, busy, too_low, unexpected, failed: _ } = self;
+        [negative, refused, busy, too_low, unexpected].into_iter().fold(positive, NodeSet::union)
     }
+}
 
-    /// The nodes that had nothing to do.
-    pub(crate) fn negatives(&self) -> NodeSet {
-        let is_no = |outcome: &Result<Reply, Failure>| outcome.as_ref().is_ok_and(|reply| reply.is_number(0));
-        NodeSet::of(self.received.iter().filter(|(_, outcome)| is_no(outcome)).map(|(node, _)| *node))
-    }
-
-    /// The nodes that failed to reply.
-    pub(crate) fn failed(&self) -> NodeSet {
-        NodeSet::of(self.received.iter().filter(|(_, outcome)| outcome.is_err()).map(|(node, _)| *node))
-    }
+/// The replies of these nodes, in the order in which they came.
+pub(crate) fn replies_of(votes: &[Vote], nodes: NodeSet) -> impl Iterator<Item = (usize, &Reply)> {
+    let replies = votes.iter().filter_map(|(node, outcome)| Some((*node, outcome.as_ref().ok()?)));
+    replies.filter(move |(node, _)| nodes.contains(*node))
 }
 
 /// Nodes that have not replied yet. Their next replies come with the nodes that remain then: one

@@ -36,8 +36,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "repaired-node-forgotten-without-majority",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "without_since: without_before.union(without) }",
-            to: "without_since: without_before.without(without_before).union(without) }",
+            from: "let without_since = without_before.union(without);",
+            to: "let without_since = without_before.without(without_before).union(without);",
         }],
         test: "quorum::lost_leases::quorum_lease_does_not_pass_from_node_to_node",
     },

@@ -154,8 +154,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "missing-reply-counts-as-renewed",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "{ LeaseState::Held } else { LeaseState::Unknown }",
-            to: "{ LeaseState::Held } else { LeaseState::Held }",
+            from: "        } else {\n            LeaseState::Unknown\n",
+            to: "        } else {\n            LeaseState::Held\n",
         }],
         setting: Setting {
             topology: Standalone,
@@ -206,8 +206,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "lost-counts-as-unknown",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "return LeaseState::Lost;",
-            to: "return LeaseState::Unknown;",
+            from: "            LeaseState::Lost\n        } else if",
+            to: "            LeaseState::Unknown\n        } else if",
         }],
         setting: FORGOTTEN,
         rules: &["bounded loss"],
@@ -253,8 +253,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "all-nodes-must-renew",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "        if self.positives >= nodes.deployment.majority() {",
-            to: "        if self.positives >= nodes.deployment.nodes {",
+            from: "nodes.deployment.is_majority(tally.positive)",
+            to: "(tally.positive == nodes.all_nodes())",
         }],
         setting: OUTLASTED,
         rules: &["false loss"],
@@ -263,8 +263,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "all-nodes-must-grant",
         edits: &[Edit {
             file: "src/lease/reply_tally.rs",
-            from: "{ majority: nodes.deployment.majority(), ",
-            to: "{ majority: nodes.deployment.nodes, ",
+            from: "self.deployment.is_majority(self.nodes.positive)",
+            to: "(self.nodes.positive.len() == self.deployment.nodes)",
         }],
         setting: OUTLASTED,
         rules: &["decision"],
@@ -274,15 +274,15 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/renewal.rs",
-                from: "return LeaseState::Lost;",
-                to: "return LeaseState::Unknown;",
+                from: "            LeaseState::Lost\n        } else if",
+                to: "            LeaseState::Unknown\n        } else if",
             },
             Edit {
                 // Otherwise the mistake would be repaired: after an unknown reply, a renewal
                 // acquires a free lock again.
                 file: "src/lease/renewal.rs",
-                from: "let is_degraded = tally.state(",
-                to: "let is_degraded = false && tally.state(",
+                from: "let is_degraded = tally.state",
+                to: "let is_degraded = false && tally.state",
             },
         ],
         setting: Setting { topology: Cluster, seconds: 90, linger: 6, faults: &["failover"] },

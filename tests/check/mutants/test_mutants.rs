@@ -145,8 +145,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "renewals-do-not-raise-the-minimum-token",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "                    nodes.node(*node).observe(time.unsigned_abs());\n",
-            to: "                    let _ = (node, time);\n",
+            from: "                nodes.node(node).observe(time.unsigned_abs());\n",
+            to: "                let _ = (node, time);\n",
         }],
         test: "lease::renewal::renewals_raise_the_minimum_token_of_a_client",
     },
