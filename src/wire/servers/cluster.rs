@@ -1,11 +1,11 @@
-//! [`ClusterClient`]: requests to a cluster, which follow their slots from server to server.
+//! How the requests to a cluster follow their slots from server to server.
 
 use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -13,43 +13,29 @@ use super::super::error_replies::{too_slow, was_redirected};
 use super::super::request::{PreparedCall, TimedReply};
 use super::masters::Masters;
 use super::sending::{SentFlag, last};
-use super::transport::RepliesByServer;
 
 /// The first and the longest pause before a request follows its slot once more.
 const REDIRECT_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
-/// A connection to a cluster. Cheap to clone; clones share everything.
-#[derive(Clone)]
-pub(in crate::wire) struct ClusterClient(Arc<Masters>);
-
-impl ClusterClient {
-    pub(super) fn new(masters: Arc<Masters>) -> ClusterClient {
-        ClusterClient(masters)
-    }
-
+impl Masters {
     /// Sends a call, and follows its slot from server to server until one of them runs it. Waits
     /// for the reply for as long as the server replies to any request.
     ///
     /// # Cancel safety
     /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
     pub(super) async fn send(
-        &self,
+        self: &Arc<Masters>,
         call: &PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
-        self.follow(call.clone().with_slot(), Some(sent_flag), self.0.limit()).await
-    }
-
-    /// Sends a command once, beside the calls, and waits for its reply for at most `limit`.
-    pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
-        self.0.query(command, Instant::now() + limit.min(self.0.limit())).await
+        self.follow(call.clone().with_slot(), Some(sent_flag), self.limit()).await
     }
 
     /// Without a `sent_flag`, the call is sent ahead of those that wait, and its reply is awaited
     /// until the limit; otherwise for as long as the server replies to any request.
     // Boxed: otherwise each request to a single server would have room for this future.
     fn follow<'a>(
-        &'a self,
+        self: &'a Arc<Masters>,
         mut call: PreparedCall,
         sent_flag: Option<&'a SentFlag>,
         limit: Duration,
@@ -59,14 +45,14 @@ impl ClusterClient {
             let mut pause = Duration::ZERO;
             loop {
                 let mut outcome = match sent_flag {
-                    Some(sent_flag) => self.0.send(&call, sent_flag, deadline).await,
-                    None => self.0.send_ahead(slice::from_ref(&call), deadline).await.and_then(last),
+                    Some(sent_flag) => self.send_once(&call, sent_flag, deadline).await,
+                    None => self.send_ahead_once(slice::from_ref(&call), deadline).await.and_then(last),
                 };
                 // While the slot moves, its server names the one that has the keys already.
                 if let Err(error) = &outcome
                     && let Some(target) = target(error, ServerErrorKind::Ask)
                 {
-                    outcome = self.0.ask(&call, target, deadline).await;
+                    outcome = self.ask(&call, target, deadline).await;
                 }
                 let error = match outcome {
                     Err(error) if was_redirected(&error) => error,
@@ -76,7 +62,7 @@ impl ClusterClient {
                 // has some of their keys and another one the rest.
                 call.is_alone = true;
                 if let Some(target) = target(&error, ServerErrorKind::Moved) {
-                    self.0.moved(call.slot, target);
+                    self.moved(call.slot, target);
                 }
                 if Instant::now() + pause >= deadline {
                     return Err(error);
@@ -94,19 +80,19 @@ impl ClusterClient {
     /// What a master refuses because a slot moves is sent again alone, without waiting for all
     /// masters: one that hangs would delay the first renewals of all.
     pub(super) async fn send_ahead(
-        &self,
+        self: &Arc<Masters>,
         requests: Vec<PreparedCall>,
         limit: Duration,
     ) -> Vec<Result<TimedReply, RedisError>> {
         let requests: Vec<_> = requests.into_iter().map(PreparedCall::with_slot).collect();
-        let limit = limit.min(self.0.limit());
+        let limit = limit.min(self.limit());
         let mut answers: Vec<_> = requests.iter().map(|_| Err(too_slow())).collect();
         let (mut together, mut alone) = (JoinSet::new(), JoinSet::new());
-        for places in self.0.by_master(&requests) {
-            let masters = Arc::clone(&self.0);
+        for places in self.by_master(&requests) {
+            let masters = Arc::clone(self);
             let group: Vec<_> = places.iter().map(|place| requests[*place].clone()).collect();
             together.spawn(async move {
-                let replies = masters.send_ahead(&group, Instant::now() + limit).await;
+                let replies = masters.send_ahead_once(&group, Instant::now() + limit).await;
                 let replies = replies.unwrap_or_else(|error| vec![Err(error); group.len()]);
                 places.into_iter().zip(replies).collect::<Vec<_>>()
             });
@@ -120,23 +106,13 @@ impl ClusterClient {
             };
             for (place, reply) in replies {
                 if were_together && reply.as_ref().is_err_and(was_redirected) {
-                    let (this, call) = (self.clone(), requests[place].clone());
+                    let (this, call) = (Arc::clone(self), requests[place].clone());
                     alone.spawn(async move { (place, this.follow(call, None, limit).await) });
                 } else {
                     answers[place] = reply;
                 }
             }
         }
-    }
-
-    /// Sends a request to every master and returns each one's reply, by address.
-    pub(super) async fn send_to_all(&self, request: &Cmd, limit: Duration) -> RepliesByServer {
-        self.0.send_to_all(request, Instant::now() + limit).await
-    }
-
-    /// How many connections to masters were given up, if there is one to each.
-    pub(super) fn losses(&self) -> Option<u64> {
-        self.0.losses()
     }
 }
 

@@ -11,16 +11,16 @@ use super::super::error_replies::is_broken;
 use super::super::request::{PreparedCall, TimedReply};
 use super::batcher::Batcher;
 #[cfg(feature = "cluster")]
-use super::cluster::ClusterClient;
+use super::masters::Masters;
 use super::sending::{SentFlag, last};
-use super::transport::{RepliesByServer, introduction, set_name};
+use super::transport::{RepliesByServer, introduction};
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
 pub(in crate::wire) enum Connection {
     Server(Arc<Batcher>),
     #[cfg(feature = "cluster")]
-    Cluster(ClusterClient),
+    Cluster(Arc<Masters>),
 }
 
 impl Connection {
@@ -38,7 +38,7 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.send(request, sent_flag).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send(request, sent_flag).await,
+            Connection::Cluster(masters) => masters.send(request, sent_flag).await,
         }
     }
 
@@ -50,7 +50,7 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.query(command, limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.query(command, limit).await,
+            Connection::Cluster(masters) => masters.query(command, limit).await,
         }
     }
 
@@ -62,7 +62,7 @@ impl Connection {
                 last(batcher.send_all(introduction().chain([time]).collect(), limit).await)
             }
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.query(&time, limit).await,
+            Connection::Cluster(masters) => masters.query(&time, limit).await,
         }
     }
 
@@ -75,13 +75,8 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.send_ahead(&requests, limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.send_ahead(requests, limit).await,
+            Connection::Cluster(masters) => masters.send_ahead(requests, limit).await,
         }
-    }
-
-    /// Sets the name in `CLIENT LIST`.
-    pub(in crate::wire) async fn set_name(&self, name: &str, limit: Duration) -> Result<(), RedisError> {
-        set_name(name, async |naming| self.query(&naming, limit).await).await
     }
 
     /// Sends a request to every server that grants locks: to the one, or to each master of a
@@ -94,7 +89,7 @@ impl Connection {
         match self {
             Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(connection) => Ok(connection.send_to_all(request, limit).await),
+            Connection::Cluster(masters) => Ok(masters.send_to_all(request, limit).await),
         }
     }
 
@@ -104,12 +99,12 @@ impl Connection {
         match self {
             Connection::Server(batcher) => batcher.check(limit).await,
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => {
+            Connection::Cluster(masters) => {
                 let ping = redis::cmd("PING");
-                let replies = client.send_to_all(&ping, limit).await;
+                let replies = masters.send_to_all(&ping, limit).await;
                 // Connects where a connection was closed, perhaps to another master.
                 if replies.iter().any(|(_, reply)| reply.as_ref().is_err_and(is_broken)) {
-                    client.send_to_all(&ping, limit).await;
+                    masters.send_to_all(&ping, limit).await;
                 }
                 Ok(())
             }
@@ -122,7 +117,7 @@ impl Connection {
         match self {
             Connection::Server(_) => Some(0),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(client) => client.losses(),
+            Connection::Cluster(masters) => masters.losses(),
         }
     }
 

@@ -14,8 +14,6 @@ use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
-#[cfg(feature = "cluster")]
-use super::cluster::ClusterClient;
 use super::connection::Connection;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
@@ -24,7 +22,7 @@ use super::refused_connection::explain;
 use super::seeds::Seeds;
 #[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
-use super::transport::{connect, unlimited};
+use super::transport::{connect, set_name, unlimited};
 
 /// A way to connect. What the client may trust depends on whether another server may take over
 /// unseen, which is answered for every variant: a new one that counted as one server would let a
@@ -49,7 +47,7 @@ impl Endpoint {
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = timeout(limit, self.open(limit, name)).await.map_err(|_| too_slow())??;
         if let Some(name) = name.filter(|_| !self.is_cluster()) {
-            connection.set_name(name, limit).await?;
+            set_name(name, async |naming| connection.query(&naming, limit).await).await?;
         }
         Ok(connection)
     }
@@ -74,7 +72,7 @@ impl Endpoint {
             #[cfg(feature = "cluster")]
             Endpoint::Cluster(seeds) => {
                 let masters = Masters::open(Arc::clone(seeds), limit, name).await?;
-                return Ok(Connection::Cluster(ClusterClient::new(masters)));
+                return Ok(Connection::Cluster(masters));
             }
         };
         Ok(Connection::Server(Arc::new(Batcher::new(connection, limit, &Handle::current()))))

@@ -39,7 +39,7 @@ const LEARNING_PAUSE: Duration = Duration::from_millis(100);
 
 /// The masters of a cluster. A master that hangs delays only the requests for its own slots.
 #[derive(Debug)]
-pub(super) struct Masters {
+pub(in crate::wire) struct Masters {
     seeds: Arc<Seeds>,
     limit: Duration,
     /// The connections' name in `CLIENT LIST`.
@@ -81,11 +81,11 @@ impl Masters {
         self.limit
     }
 
-    /// Sends a call once, to the master of its slot, when its turn comes there.
+    /// Sends a call to the master of its slot, when its turn comes there.
     ///
     /// # Cancel safety
     /// Not cancel safe: the call may still run if it was written; `sent_flag` says whether it was.
-    pub(super) async fn send(
+    pub(super) async fn send_once(
         self: &Arc<Masters>,
         call: &PreparedCall,
         sent_flag: &SentFlag,
@@ -98,7 +98,7 @@ impl Masters {
     }
 
     /// Sends calls for slots of one master to it, together and ahead of its queue.
-    pub(super) async fn send_ahead(
+    pub(super) async fn send_ahead_once(
         self: &Arc<Masters>,
         calls: &[PreparedCall],
         deadline: Instant,
@@ -108,12 +108,14 @@ impl Masters {
         self.run(&master, deadline, send).await
     }
 
-    /// Sends a command once, to the master of its key's slot; without a key, to any master.
+    /// Sends a command once, beside the calls: to the master of its key's slot; without a key, to
+    /// any master.
     pub(super) async fn query(
         self: &Arc<Masters>,
         command: &Cmd,
-        deadline: Instant,
+        limit: Duration,
     ) -> Result<Value, RedisError> {
+        let deadline = Instant::now() + limit.min(self.limit);
         match slot_of(command) {
             None => self.send_to_any(command, deadline).await,
             slot => self.send_to(&self.master_of(slot, deadline).await?, command, deadline).await,
@@ -190,11 +192,8 @@ impl Masters {
     }
 
     /// Sends a request to every master, and returns the replies by address.
-    pub(super) async fn send_to_all(
-        self: &Arc<Masters>,
-        request: &Cmd,
-        deadline: Instant,
-    ) -> RepliesByServer {
+    pub(super) async fn send_to_all(self: &Arc<Masters>, request: &Cmd, limit: Duration) -> RepliesByServer {
+        let deadline = Instant::now() + limit;
         let masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
         let mut asked = JoinSet::new();
         for master in masters {
