@@ -21,8 +21,9 @@ impl Deployment {
         self.nodes == 1
     }
 
+    /// How many nodes form a majority.
     pub(crate) fn majority(self) -> usize {
-        majority_of(self.nodes)
+        self.nodes / 2 + 1
     }
 
     /// The maximum number of failed nodes with which the others still decide.
@@ -45,11 +46,6 @@ impl Deployment {
     pub(crate) fn is_blocked_by(self, nodes: NodeSet) -> bool {
         nodes.len() > self.max_failures()
     }
-}
-
-/// How many of these nodes form a majority.
-fn majority_of(nodes: usize) -> usize {
-    nodes / 2 + 1
 }
 
 /// A set of nodes of a quorum, by their places.

@@ -60,7 +60,7 @@ impl Failure {
     /// failure is reported.
     pub(super) fn after(self, earlier: Option<Failure>) -> Failure {
         match (earlier, &self.cause) {
-            (Some(_), Cause::RuntimeEnded) => self.with_effect(),
+            (Some(_), Cause::RuntimeEnded) => self.with_effect_if(true),
             (Some(earlier), _) => earlier,
             (None, _) => self,
         }
@@ -117,10 +117,6 @@ impl Failure {
 
     /// The same failure, of a request that had an effect on some nodes, or may have had one when it
     /// was sent before.
-    pub(crate) fn with_effect(self) -> Failure {
-        self.with_effect_if(true)
-    }
-
     pub(crate) fn with_effect_if(mut self, may_have_run: bool) -> Failure {
         self.may_have_run |= may_have_run;
         self

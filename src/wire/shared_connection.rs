@@ -94,13 +94,13 @@ impl SharedConnection {
     }
 
     pub(super) fn generation(&self) -> u64 {
-        generation(&self.current)
+        self.current(false).map_or(0, |live| live.generation)
     }
 
     /// The generation of the connection, and how many connections to masters of a cluster were
     /// given up. `None` while a connection is missing.
     pub(super) fn state(&self) -> Option<(u64, u64)> {
-        let live = shared(&self.current)?;
+        let live = self.current(false)?;
         Some((live.generation, live.connection.losses()?))
     }
 
@@ -214,15 +214,6 @@ async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, ge
 }
 
 type Current = RwLock<Option<ConnectionPair>>;
-
-fn generation(current: &Current) -> u64 {
-    shared(current).map_or(0, |shared| shared.generation)
-}
-
-fn shared(current: &Current) -> Option<Arc<LiveConnection>> {
-    let current = current.read().unwrap_or_else(PoisonError::into_inner);
-    current.as_ref().map(|pair| Arc::clone(&pair.shared))
-}
 
 fn forget(current: &Current, generation: u64) {
     let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
