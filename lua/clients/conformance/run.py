@@ -204,17 +204,26 @@ class Dialogue:
         return False
 
     def repeat(self, request):
-        """Answers again if the client may have missed the answer while the machine stalled."""
-        for served, step, stalled in reversed(self.served):
-            is_same = served.verb == request.verb and served.keys == request.keys
-            if is_same and served.words["attempt"] == request.words["attempt"]:
-                is_late = self.stalls.total - stalled > 0.05
-                if is_late and step.get("answer") not in ("silent", "close"):
-                    if "mark" in step:
-                        self.mark(step, request.at)
-                    self.serve(step, request)
-                    return True
-        return False
+        """Answers again if the client may have missed the answer while the machine stalled.
+
+        It cannot have missed the answers before the last one, nor one whose time it sends.
+        """
+        same = (each for each in reversed(self.served) if self.is_same(each[0], request))
+        served, step, stalled = next(same, (None, None, None))
+        if not served or served.words.get("queued_at") != request.words.get("queued_at"):
+            return False
+        is_late = self.stalls.total - stalled > 0.05
+        if not is_late or step.get("answer") in ("silent", "close"):
+            return False
+        if "mark" in step:
+            self.mark(step, request.at)
+        self.serve(step, request)
+        return True
+
+    @staticmethod
+    def is_same(one, other):
+        is_same = one.verb == other.verb and one.keys == other.keys
+        return is_same and one.words["attempt"] == other.words["attempt"]
 
     def check_always(self, request):
         """What holds for every request of every dialogue."""
