@@ -408,6 +408,16 @@ class Dialogue:
             text = f", the first is {new[0]}" if new else ""
             raise Failure(f"{len(new)} {what} in {step['for_ms']} ms{text}")
 
+    async def calm(self, step):
+        """Waits until no request with this verb has come for a time."""
+        end = time.monotonic() + LIMIT
+        while True:
+            try:
+                return await self.quiet({**step, "quiet": step["calm"]})
+            except Failure:
+                if time.monotonic() > end:
+                    raise
+
     async def drift(self, step):
         """Of some leases that are not renewed, at least one loss is reported early enough.
 
