@@ -210,16 +210,17 @@ class Dialogue:
             return True
         return False
 
-    def repeat(self, request):
+    def repeat(self, request, before=None):
         """Answers again if the client may have missed the answer while the machine stalled.
 
         It cannot have missed the answers before the last one, nor one whose time it sends.
+        `before`: the stalls until it may have given up waiting, if that was before the answer.
         """
         same = (each for each in reversed(self.served) if self.is_same(each[0], request))
         served, step, stalled = next(same, (None, None, None))
         if not served or served.words.get("queued_at") != request.words.get("queued_at"):
             return False
-        is_late = self.stalls.total - stalled > 0.05
+        is_late = self.stalls.total - (stalled if before is None else before) > 0.05
         if not is_late or step.get("answer") in ("silent", "close"):
             return False
         if "mark" in step:
@@ -412,6 +413,10 @@ class Dialogue:
         self.mark(step, request.at)
         self.served.append((request, step, self.stalls.total))
         self.serve(step, request)
+        before = self.marks["last"][3]
+        for again in list(self.waiting):  # repeated before this process saw the first one
+            if again.verb and self.repeat(again, before):
+                self.waiting.remove(again)
 
     async def quiet(self, step):
         """No request with this verb, or no command of this name, comes for a time."""
