@@ -446,7 +446,8 @@ class Dialogue:
         """Of some leases that are not renewed, at least one loss is reported early enough.
 
         The reserve for the speed of clocks is shorter than what a busy machine may need for one
-        report, but not for each of them. Where this process stalled, a report shows nothing.
+        report, but not for each of them. A report during a stall shows nothing; if those are most,
+        the others show nothing either.
         """
         times = []
 
@@ -454,9 +455,9 @@ class Dialogue:
             lease = {"as": f"{self.client} {number}", "client": self.client}
             lost = self.worker.send(do="lost", limit_ms=step["drift"] + 9000, **lease)
             await asyncio.sleep(step["drift"] / 1000 * 0.97)
-            stalled = self.stalls.total
+            before, stalled = time.monotonic(), self.stalls.total
             _, at = await lost
-            if self.stalls.total - stalled < 0.02:
+            if at > before and self.stalls.total - stalled < 0.02:
                 times.append((at - request) * 1000)
 
         waits = []
@@ -468,7 +469,7 @@ class Dialogue:
             waits.append(asyncio.create_task(wait_lost(number, self.marks["sent"][0])))
             await asyncio.sleep(step["apart_ms"] / 1000)  # so that one stall does not delay all
         await asyncio.wait_for(asyncio.gather(*waits), 3 * LIMIT)
-        if times and min(times) > step["max_ms"]:
+        if len(times) > step["leases"] / 2 and min(times) > step["max_ms"]:
             raise Failure(f"the losses came {min(times):.0f} ms or more after the requests")
 
     async def publish(self, step):
