@@ -508,7 +508,8 @@ async def names_dialogue(worker, stalls):
         new["steps"] = []
         dialogue = dialogues.setdefault(prefix, new)
         handle = {"as": str(number)}
-        acquire = {"do": "acquire", "kind": "mutex", "name": name, "limit_ms": 0, **handle}
+        acquire = {"do": "acquire", "kind": "mutex", "name": name, "limit_ms": 0}
+        acquire |= {"ttl_ms": 20000, **handle}
         if "refuse" in vector:
             steps = [{**acquire, "is": {"ok": False, "error": "invalid_name"}}]
         else:
