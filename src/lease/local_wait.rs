@@ -24,9 +24,9 @@ pub(super) enum LocalQueueOutcome {
     Entered(OwnedLease),
 }
 
-/// Queues behind the other tasks of this client. A task whose owner holds the lock must not wait
-/// behind tasks that wait for that owner. It tries once before it waits, and again each time that
-/// its owner is granted the lock.
+/// Queues behind the other tasks of this client. If its owner holds the lock, a task must not wait
+/// behind tasks that wait for that owner. So it tries once before it waits, and again each time
+/// that its owner is granted the lock.
 pub(super) async fn wait_in_local_queue(
     request: &LockRequest,
     progress: &mut Progress,
