@@ -106,12 +106,12 @@ impl Demo {
     /// Act 2: a callee and another process acquire a re-entrant lock again.
     async fn nesting(&self, locks: &Locks) -> Outcome {
         self.title("Act 2: a call chain, and then another process, re-enter the lock `orders:42`.")?;
-        let lock = orders(locks)?;
         let owner = Owner::new();
+        let lock = orders(locks, &owner)?;
         self.ship(locks, &owner).await?;
         self.counts(&lock, 0, "shipped: free again").await?;
 
-        let guard = lock.with_owner(&owner).lock().await?;
+        let guard = lock.lock().await?;
         self.say(format!("  the same owner acquires it again, token {}", token(guard.lease())?))?;
         self.counts(&lock, 1, "held here").await?;
         let mut helper = Worker::start(self, "reenter", &owner.to_string())?;
@@ -129,8 +129,8 @@ impl Demo {
 
     /// The outer function: acquires the lock and calls another function that acquires it too.
     async fn ship(&self, locks: &Locks, owner: &Owner) -> Outcome {
-        let lock = orders(locks)?;
-        let guard = lock.with_owner(owner).lock().await?;
+        let lock = orders(locks, owner)?;
+        let guard = lock.lock().await?;
         let outer = token(guard.lease())?;
         self.counts(&lock, 1, &format!("ship() acquired it, token {outer}")).await?;
         let inner = self.bill(locks, owner).await?;
@@ -141,8 +141,8 @@ impl Demo {
 
     /// The inner function: all that it gets from its caller is the owner.
     async fn bill(&self, locks: &Locks, owner: &Owner) -> Outcome<u64> {
-        let lock = orders(locks)?;
-        let guard = lock.with_owner(owner).lock().await?;
+        let lock = orders(locks, owner)?;
+        let guard = lock.lock().await?;
         let token = token(guard.lease())?;
         self.counts(&lock, 2, &format!("bill(), called by ship(), acquired it, token {token}")).await?;
         guard.release().await?;
@@ -234,7 +234,7 @@ async fn contend(locks: &Locks, worker: &str) -> Outcome {
 }
 
 async fn reenter(locks: &Locks, owner: &Owner) -> Outcome {
-    let guard = orders(locks)?.with_owner(owner).lock().await?;
+    let guard = orders(locks, owner)?.lock().await?;
     report(token(guard.lease())?)?;
     stdin_closed().await?;
     Ok(guard.release().await?)
@@ -248,8 +248,8 @@ async fn hold(locks: &Locks) -> Outcome {
 }
 
 /// The lock of act 2.
-fn orders(locks: &Locks) -> Outcome<ReentrantLock> {
-    Ok(locks.reentrant("orders:42")?)
+fn orders(locks: &Locks, owner: &Owner) -> Outcome<ReentrantLock> {
+    Ok(locks.reentrant("orders:42", owner)?)
 }
 
 /// The mutex of act 3.

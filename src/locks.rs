@@ -17,6 +17,7 @@ use crate::lease::{Client, NamedLock, SharedHolds};
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
+use crate::owner::Owner;
 use crate::reentrant::ReentrantLock;
 use crate::rwlock::RwLock;
 
@@ -228,15 +229,42 @@ impl Locks {
         Ok(Mutex::new(self.lock(name.as_ref())?))
     }
 
-    /// Returns the re-entrant lock of this name, without a request: the value only describes the
-    /// lock, and its guard holds it. Calls that nest need one owner: see
-    /// [`with_owner`](ReentrantLock::with_owner).
+    /// Returns the re-entrant lock of this name for `owner`, without a request: the value only
+    /// describes the lock, and its guard holds it. Calls that nest need the same owner.
     ///
     /// # Errors
     /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn reentrant(&self, name: impl AsRef<str>) -> Result<ReentrantLock, NameError> {
-        Ok(ReentrantLock::new(self.lock(name.as_ref())?, self.holds.clone()))
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, NameError> {
+        Ok(ReentrantLock::new(self.lock(name.as_ref())?, self.holds.clone(), owner.clone()))
+    }
+
+    /// Returns the re-entrant lock of this name for the owner in whose [`scope`](Owner::scope) the
+    /// caller is, without a request.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// use redlatch::{Error, Locks, Owner};
+    ///
+    /// async fn bill(locks: &Locks) -> Result<(), Error> {
+    ///     locks.reentrant_in_scope("orders:42")?.run(async |_| Ok(())).await
+    /// }
+    ///
+    /// let ship = async {
+    ///     let order = locks.reentrant_in_scope("orders:42")?;
+    ///     order.run(async |_| bill(&locks).await).await // enters the same lock
+    /// };
+    /// Owner::new().scope(ship).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::NoOwner`]: there is no scope around the caller.
+    /// - [`Error::Name`]: the name is not allowed.
+    pub fn reentrant_in_scope(&self, name: impl AsRef<str>) -> Result<ReentrantLock, Error> {
+        let lock = self.lock(name.as_ref())?;
+        let Some(owner) = Owner::current() else { return Err(Error::NoOwner { name: lock.name }) };
+        Ok(ReentrantLock::new(lock, self.holds.clone(), owner))
     }
 
     /// Returns the read-write lock of this name, without a request: the value only describes the

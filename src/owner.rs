@@ -1,6 +1,7 @@
 //! [`Owner`]: the identity of a holder, passed down a call chain.
 
 use std::fmt;
+use std::future::Future;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -44,7 +45,15 @@ enum Word {
     Other(Arc<str>),
 }
 
+tokio::task_local! {
+    static CURRENT: Owner;
+}
+
 impl Owner {
+    /// The header in which services send each other the owner of a request: see [across
+    /// services](crate::guide::across_services).
+    pub const HEADER: &str = "lock-owner";
+
     /// Makes a unique owner: 122 random bits.
     #[expect(clippy::new_without_default, reason = "a default that differs each time would surprise")]
     pub fn new() -> Owner {
@@ -77,6 +86,37 @@ impl Owner {
             && !word.starts_with(':')
             && word != "mode";
         if is_allowed { Ok(Owner(Word::Other(word.into()))) } else { Err(error()) }
+    }
+
+    /// Runs `work` as this owner: inside it, also in the functions that it calls,
+    /// [`current`](Owner::current) returns the owner, and
+    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) uses it.
+    ///
+    /// **What it does not**: reach tasks that the work spawns. Give those the owner, in a scope of
+    /// their own.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() {
+    /// use redlatch::Owner;
+    ///
+    /// async fn bill() -> Option<Owner> {
+    ///     Owner::current() // nothing was passed down
+    /// }
+    ///
+    /// let owner = Owner::new();
+    /// assert_eq!(owner.scope(bill()).await, Some(owner));
+    /// assert_eq!(bill().await, None);
+    /// # }
+    /// ```
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        CURRENT.scope(self.clone(), work)
+    }
+
+    /// Returns the owner of the innermost [`scope`](Owner::scope) around the caller; `None` outside
+    /// of scopes.
+    pub fn current() -> Option<Owner> {
+        CURRENT.try_with(Owner::clone).ok()
     }
 }
 

@@ -49,9 +49,6 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 ///
 /// **What it does not**:
 /// - Separate the holds of one owner: two tasks with one owner hold the lock together.
-/// - Recognize calls without an owner: if a task makes two such calls, the second waits for the
-///   first guard for ever. Use [`with_owner`](ReentrantLock::with_owner) with one owner in all
-///   calls that nest.
 /// - Stop a holder that continues after its lease was lost; see [`Lease`].
 ///
 /// ```no_run
@@ -59,13 +56,13 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 /// use redlatch::{Error, Locks, Owner};
 ///
 /// async fn ship(locks: &Locks, owner: &Owner) -> Result<(), Error> {
-///     let guard = locks.reentrant("orders:42")?.with_owner(owner).lock().await?;
+///     let guard = locks.reentrant("orders:42", owner)?.lock().await?;
 ///     bill(locks, owner).await?; // acquires the same lock again
 ///     guard.release().await
 /// }
 ///
 /// async fn bill(locks: &Locks, owner: &Owner) -> Result<(), Error> {
-///     let guard = locks.reentrant("orders:42")?.with_owner(owner).lock().await?;
+///     let guard = locks.reentrant("orders:42", owner)?.lock().await?;
 ///     guard.release().await
 /// }
 ///
@@ -76,27 +73,23 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 pub struct ReentrantLock {
     lock: NamedLock,
     holds: SharedHolds,
-    owner: Option<Owner>,
+    owner: Owner,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: NamedLock, holds: SharedHolds) -> ReentrantLock {
-        ReentrantLock { lock, holds, owner: None }
+    pub(crate) fn new(lock: NamedLock, holds: SharedHolds, owner: Owner) -> ReentrantLock {
+        ReentrantLock { lock, holds, owner }
     }
 
-    /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner.
-    ///
-    /// Without an owner, each hold gets a new one, which [`ReentrantGuard::owner`] returns. Such a
-    /// call waits for all other holds, also for those of the same task. Calls that nest must all
-    /// use one owner.
+    /// Returns the same lock for another owner.
     #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
     pub fn with_owner(&self, owner: &Owner) -> ReentrantLock {
-        ReentrantLock { owner: Some(owner.clone()), ..self.clone() }
+        ReentrantLock { owner: owner.clone(), ..self.clone() }
     }
 
-    /// Returns the owner that the lock was [made for](ReentrantLock::with_owner).
-    pub fn owner(&self) -> Option<&Owner> {
-        self.owner.as_ref()
+    /// Returns the owner of the holds that are acquired through this value.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
     }
 
     /// Returns the name of the lock.
@@ -130,10 +123,10 @@ impl ReentrantLock {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        let (owner, request) = self.request();
+        let request = self.request();
         match self.outer_hold(&request)? {
-            Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &request, acquire(&request, None).await?)),
+            Some(shared) => Ok(self.guard(shared)),
+            None => Ok(self.granted(&request, acquire(&request, None).await?)),
         }
     }
 
@@ -150,10 +143,10 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
-        let (owner, request) = self.request();
+        let request = self.request();
         match self.outer_hold(&request)? {
-            Some(shared) => Ok(guard(owner, shared)),
-            None => Ok(self.guard(owner, &request, acquire(&request, Some(limit)).await?)),
+            Some(shared) => Ok(self.guard(shared)),
+            None => Ok(self.granted(&request, acquire(&request, Some(limit)).await?)),
         }
     }
 
@@ -169,7 +162,7 @@ impl ReentrantLock {
     /// ```no_run
     /// # use redlatch::{Error, Locks, Owner};
     /// # async fn run(locks: Locks, owner: Owner) -> Result<(), Error> {
-    /// let stock = locks.reentrant("stock")?.with_owner(&owner);
+    /// let stock = locks.reentrant("stock", &owner)?;
     /// let outer = stock.run(async |_| {
     ///     stock.run(async |_| Ok::<_, Error>(())).await // the same owner enters again
     /// });
@@ -232,10 +225,10 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        let (owner, request) = self.request();
+        let request = self.request();
         match self.outer_hold(&request)? {
-            Some(shared) => Ok(Some(guard(owner, shared))),
-            None => Ok(try_acquire(&request).await?.map(|hold| self.guard(owner, &request, hold))),
+            Some(shared) => Ok(Some(self.guard(shared))),
+            None => Ok(try_acquire(&request).await?.map(|hold| self.granted(&request, hold))),
         }
     }
 
@@ -292,11 +285,8 @@ impl ReentrantLock {
         self.lock.force_release(&REENTRANT, None).await
     }
 
-    /// The request, for the lock's owner, or for a new one if it has none.
-    fn request(&self) -> (Owner, LockRequest) {
-        let owner = self.owner.clone().unwrap_or_else(Owner::new);
-        let request = self.lock.request(&REENTRANT, Some(&owner));
-        (owner, request)
+    fn request(&self) -> LockRequest {
+        self.lock.request(&REENTRANT, Some(&self.owner))
     }
 
     /// The hold that this process already has for the same owner. `None` unless nesting is local.
@@ -307,24 +297,21 @@ impl ReentrantLock {
         }
     }
 
-    fn guard(&self, owner: Owner, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
-        guard(
-            owner,
-            match request.options.nesting {
-                Nesting::Local => self.holds.share(request, hold),
-                Nesting::Counted => SharedHold::of_one_guard(hold),
-            },
-        )
+    fn granted(&self, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
+        self.guard(match request.options.nesting {
+            Nesting::Local => self.holds.share(request, hold),
+            Nesting::Counted => SharedHold::of_one_guard(hold),
+        })
     }
-}
 
-fn guard(owner: Owner, shared: Arc<SharedHold>) -> ReentrantGuard {
-    ReentrantGuard { owner, shared }
+    fn guard(&self, shared: Arc<SharedHold>) -> ReentrantGuard {
+        ReentrantGuard { owner: self.owner.clone(), shared }
+    }
 }
 
 impl fmt::Debug for ReentrantLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.describe("ReentrantLock", self.owner.as_ref(), f)
+        self.lock.describe("ReentrantLock", Some(&self.owner), f)
     }
 }
 

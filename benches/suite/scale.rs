@@ -77,7 +77,7 @@ impl WaitMode {
         match self {
             WaitMode::Mutex => locks.mutex(name)?.lock().await?.release().await?,
             WaitMode::Reentrant => {
-                locks.reentrant(name)?.with_owner(&Owner::new()).lock().await?.release().await?;
+                locks.reentrant(name, &Owner::new())?.lock().await?.release().await?;
             }
             WaitMode::Read => locks.rwlock(name)?.read().await?.release().await?,
             WaitMode::Write => locks.rwlock(name)?.write().await?.release().await?,
@@ -96,7 +96,8 @@ async fn waiting(
     observer.alone().await?;
     let (holder, client) = (Locks::open(&server.url()).await?, Locks::open(&server.url()).await?);
     let name = format!("waited:{}", kind.title());
-    let (mutex, reentrant, rwlock) = (holder.mutex(&name)?, holder.reentrant(&name)?, holder.rwlock(&name)?);
+    let (mutex, reentrant, rwlock) =
+        (holder.mutex(&name)?, holder.reentrant(&name, &Owner::new())?, holder.rwlock(&name)?);
     let held = match kind {
         WaitMode::Mutex => (Some(mutex.lock().await?), None, None),
         WaitMode::Reentrant => (None, Some(reentrant.lock().await?), None),

@@ -101,7 +101,7 @@ impl Bench {
     /// names of their own: a client sends requests for them alone, since most find the lock held.
     pub(crate) fn pair(&self, work: Work, task: usize) -> Outcome<Pair> {
         let mutex = || format!("mutex:{task}");
-        let nested = |locks: &Locks| locks.reentrant(format!("nested:{task}"));
+        let nested = |locks: &Locks| locks.reentrant(format!("nested:{task}"), &Owner::new());
         Ok(match work {
             Work::Baseline => Pair::Bare {
                 connection: self.bare.clone(),
@@ -111,9 +111,9 @@ impl Bench {
             Work::Mutex => Pair::Lock(self.locks.mutex(mutex())?),
             Work::MutexWithoutFencing => Pair::Lock(self.unfenced.mutex(mutex())?),
             Work::MutexTryLock => Pair::TryLock(self.locks.mutex(mutex())?),
-            Work::Reentrant => Pair::Enter(self.locks.reentrant(format!("reentrant:{task}"))?, Owner::new()),
-            Work::NestedCounted => Pair::Nest(nested(&self.locks)?, Owner::new()),
-            Work::NestedLocal => Pair::Nest(nested(&self.local)?, Owner::new()),
+            Work::Reentrant => Pair::Enter(self.locks.reentrant(format!("reentrant:{task}"), &Owner::new())?),
+            Work::NestedCounted => Pair::Nest(nested(&self.locks)?),
+            Work::NestedLocal => Pair::Nest(nested(&self.local)?),
             Work::SetNx | Work::SetNxPipelined => Pair::SetNx(SetNx {
                 connection: self.bare.clone(),
                 compare_and_delete: self.compare_and_delete.clone(),
@@ -134,9 +134,9 @@ pub(crate) enum Pair {
     },
     Lock(Mutex),
     TryLock(Mutex),
-    Enter(ReentrantLock, Owner),
+    Enter(ReentrantLock),
     /// Like `Enter`, inside a hold that the owner has already.
-    Nest(ReentrantLock, Owner),
+    Nest(ReentrantLock),
     SetNx(SetNx),
     Read(RwLock),
     Write(RwLock),
@@ -146,7 +146,7 @@ impl Pair {
     /// Acquires the outer hold of nested pairs. It is not measured.
     pub(crate) async fn outer(&self) -> Outcome<Option<ReentrantGuard>> {
         match self {
-            Pair::Nest(lock, owner) => Ok(Some(lock.with_owner(owner).lock().await?)),
+            Pair::Nest(lock) => Ok(Some(lock.lock().await?)),
             _ => Ok(None),
         }
     }
@@ -162,9 +162,7 @@ impl Pair {
                 let guard = mutex.try_lock().await?.ok_or("the lock of this task is held by another one")?;
                 guard.release().await?;
             }
-            Pair::Enter(lock, owner) | Pair::Nest(lock, owner) => {
-                lock.with_owner(owner).lock().await?.release().await?
-            }
+            Pair::Enter(lock) | Pair::Nest(lock) => lock.lock().await?.release().await?,
             Pair::SetNx(locks) => locks.run().await?,
             Pair::Read(lock) => lock.read().await?.release().await?,
             Pair::Write(lock) => lock.write().await?.release().await?,

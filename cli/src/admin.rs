@@ -94,7 +94,7 @@ async fn revoke(locks: &Locks, name: &str) -> Result<bool, Failure> {
         Err(Error::WrongType { found, .. }) if !is_no_lock(found) => {}
         other => return Ok(other?),
     }
-    match locks.reentrant(name)?.force_release().await {
+    match locks.reentrant(name, &Owner::new())?.force_release().await {
         Err(Error::WrongType { found, .. }) if !is_no_lock(found) => {}
         other => return Ok(other?),
     }

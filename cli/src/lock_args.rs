@@ -62,7 +62,7 @@ impl LockArgs {
                 (false, Some(limit)) => lock.write_timeout(limit).await.map(Guard::Write),
             }
         } else if self.reentrant {
-            let lock = locks.reentrant(name)?.with_owner(owner);
+            let lock = locks.reentrant(name, owner)?;
             match limit {
                 None => lock.lock().await.map(Guard::Reentrant),
                 Some(limit) => lock.lock_timeout(limit).await.map(Guard::Reentrant),

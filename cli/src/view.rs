@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use redlatch::{Error, FencingToken, Holder, Inspection, Locks, Mode, RwInspection};
+use redlatch::{Error, FencingToken, Holder, Inspection, Locks, Mode, Owner, RwInspection};
 use serde::Serialize;
 
 use crate::exit::{Failure, print, print_json};
@@ -54,7 +54,7 @@ impl View {
             Err(Error::WrongType { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        match locks.reentrant(name)?.inspect().await {
+        match locks.reentrant(name, &Owner::new())?.inspect().await {
             Ok(lock) => return Ok(View::of_one(name, "reentrant", lock)),
             Err(Error::WrongType { .. }) => {}
             Err(error) => return Err(error.into()),

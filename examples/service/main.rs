@@ -4,8 +4,9 @@
 //! with `examples/service/service.toml`.
 use std::time::Duration;
 
-use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::{BoxError, Router, response, routing};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::deadpool_redis::{Manager, Pool, Runtime};
@@ -78,15 +79,25 @@ async fn invoice(service: State<Service>) -> Answer {
 /// Makes a deposit. A caller in another service that already holds the account's lock sends its
 /// owner: the deposit then nests inside the caller's hold. Without the owner, each would wait for
 /// the other.
-async fn deposit(service: State<Service>, path: Path<(String, i64)>, headers: HeaderMap) -> Answer {
+async fn deposit(service: State<Service>, path: Path<(String, i64)>, Caller(owner): Caller) -> Answer {
     let (account, amount) = (format!("account:{}", path.0.0), path.0.1);
-    // An owner grants the right to enter: accept it from your own services, not from the internet.
-    let owner = headers.get("lock-owner").map(|word| word.to_str().unwrap_or_default());
-    let owner = owner.map_or_else(|| Ok(Owner::new()), str::parse)?;
-    let guard = service.locks.reentrant(&account)?.with_owner(&owner).lock_timeout(WAIT).await?;
+    let guard = service.locks.reentrant(&account, &owner)?.lock_timeout(WAIT).await?;
     let balance = guard.lease().while_held(add(&service.redis, &account, amount)).await??;
     guard.release().await?;
     Ok(balance.to_string())
+}
+
+/// The owner that a request names; a new one if it names none. An owner grants the right to enter:
+/// accept it from your own services, not from the internet.
+struct Caller(Owner);
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Failure> {
+        let owner = parts.headers.get(Owner::HEADER).map(|word| word.to_str().unwrap_or_default());
+        Ok(Caller(owner.map_or_else(|| Ok(Owner::new()), str::parse)?))
+    }
 }
 
 /// Answers a cached price. It waits for a change that has begun, and then answers the new price.

@@ -183,6 +183,12 @@ pub enum Error {
         /// Every node, and its reply.
         nodes: Vec<NodeOutcome>,
     },
+    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) was called outside of
+    /// [`Owner::scope`](crate::Owner::scope), so it is unknown whose holds would nest.
+    NoOwner {
+        /// The lock.
+        name: Name,
+    },
     /// The text is not a valid lock name.
     Name(NameError),
     /// The client's settings are invalid or contradict each other.
@@ -190,8 +196,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns which operation failed, on which lock and server. `None` for [`Name`](Error::Name),
-    /// [`Config`](Error::Config) and [`Unreleased`](Error::Unreleased), which lists its locks.
+    /// Returns which operation failed, on which lock and server. `None` if it was
+    /// none, and for [`Unreleased`](Error::Unreleased), which lists its locks.
     #[must_use]
     pub fn context(&self) -> Option<&Context> {
         match self {
@@ -212,7 +218,7 @@ impl Error {
             | Error::TooFewReplicas { context, .. }
             | Error::NotAdmitted { context }
             | Error::NoQuorum { context, .. } => Some(context),
-            Error::Unreleased { .. } | Error::Name(_) | Error::Config(_) => None,
+            Error::Unreleased { .. } | Error::NoOwner { .. } | Error::Name(_) | Error::Config(_) => None,
         }
     }
 
@@ -227,7 +233,7 @@ impl Error {
         match self {
             Error::TimedOut { .. } | Error::TooManyReaders { .. } | Error::Unreleased { .. } => true,
             Error::Lost { context } => context.operation() == Operation::Acquire,
-            Error::Unconfirmed { .. } | Error::Name(_) | Error::Config(_) => false,
+            Error::Unconfirmed { .. } => false,
             other => other.context().is_some_and(Context::is_transient),
         }
     }

@@ -124,6 +124,11 @@ impl fmt::Display for Reason<'_> {
             }
             Error::NotAdmitted { .. } => f.write_str(NO_VOTE),
             Error::NoQuorum { nodes, .. } => no_quorum(nodes, f),
+            Error::NoOwner { name } => write!(
+                f,
+                "the re-entrant lock {:?} has no owner here: call it inside Owner::scope, or name the owner",
+                name.as_str()
+            ),
             Error::Name(error) => error.fmt(f),
             Error::Config(error) => error.fmt(f),
         }

@@ -44,10 +44,10 @@ async fn acquire(locks: &Locks, command: &Value, limit: Duration) -> Outcome<(Gu
         options = options.poll_cap(Duration::from_millis(cap));
     }
     let (locks, name) = (locks.with_options(options)?, text(command, "name"));
-    let (mut reentrant, mut rwlock) = (locks.reentrant(name)?, locks.rwlock(name)?);
-    if let Ok(owner) = Owner::from_word(text(command, "owner")) {
-        (reentrant, rwlock) = (reentrant.with_owner(&owner), rwlock.with_owner(&owner));
-    }
+    let owner = Owner::from_word(text(command, "owner")).ok();
+    let reentrant = locks.reentrant(name, &owner.clone().unwrap_or_else(Owner::new))?;
+    let rwlock = locks.rwlock(name)?;
+    let rwlock = owner.map_or_else(|| rwlock.clone(), |owner| rwlock.with_owner(&owner));
     let guard = match text(command, "kind") {
         "mutex" => Guard::Mutex(locks.mutex(name)?.lock_timeout(limit).await?),
         "reentrant" => Guard::Reentrant(reentrant.lock_timeout(limit).await?),

@@ -209,7 +209,7 @@ async fn nested_calls_are_not_contention() {
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start().await;
     let locks = server.locks().await;
-    let lock = |owner: &Owner| locks.reentrant("nested").unwrap().with_owner(owner);
+    let lock = |owner: &Owner| locks.reentrant("nested", owner).unwrap();
     let owner = Owner::new();
     let outer = lock(&owner).lock().await.unwrap();
     let waiting: Vec<_> = (0..3)

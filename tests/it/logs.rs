@@ -286,7 +286,7 @@ async fn traces_have_no_complete_owner() {
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600)).await;
     let owner = Owner::new();
-    let lock = locks.reentrant("traced-owned").unwrap().with_owner(&owner);
+    let lock = locks.reentrant("traced-owned", &owner).unwrap();
     let guard = lock.lock().await.unwrap();
     eventually("renewals are traced", || async { !traced("traced-owned", "DEBUG renewed").is_empty() }).await;
     guard.release().await.unwrap();
@@ -312,14 +312,14 @@ async fn a_task_that_waits_for_itself_is_warned_once() {
     };
     for name in ["self-front", "self-behind"] {
         let mutex = locks.mutex(name).unwrap();
-        let reentrant = locks.reentrant(format!("{name}-reentrant")).unwrap();
+        let reentrant = locks.reentrant(format!("{name}-reentrant"), &Owner::new()).unwrap();
         let guards = (mutex.lock().await.unwrap(), reentrant.lock().await.unwrap());
         let others: Vec<_> = [name.to_owned(), format!("{name}-reentrant")]
             .into_iter()
             .filter(|_| name == "self-behind")
             .map(|name| {
                 let lock = locks.mutex(&name).unwrap();
-                let other = locks.reentrant(&name).unwrap();
+                let other = locks.reentrant(&name, &Owner::new()).unwrap();
                 tokio::spawn(async move {
                     if name.ends_with("reentrant") {
                         drop(other.lock().await)
@@ -334,7 +334,8 @@ async fn a_task_that_waits_for_itself_is_warned_once() {
             eventually("another task is in front", || async { server.waiters(&queue).await == 1 }).await;
         }
         let limit = Duration::from_millis(2_500);
-        let outcomes = tokio::join!(mutex.lock_timeout(limit), reentrant.lock_timeout(limit));
+        let nested = reentrant.with_owner(&Owner::new());
+        let outcomes = tokio::join!(mutex.lock_timeout(limit), nested.lock_timeout(limit));
         for error in [outcomes.0.unwrap_err(), outcomes.1.unwrap_err()] {
             assert!(matches!(error, Error::TimedOut { holds_itself: true, .. }), "{error:?}");
             assert!(error.to_string().contains("the task that waits holds it"), "{error}");

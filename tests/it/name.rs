@@ -45,7 +45,7 @@ async fn name_with_special_characters_works_or_is_refused() {
         guard.release().await.unwrap();
         soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
         assert!(server.published().await > before, "{name:?}: no message was published");
-        let guard = locks.reentrant(name).unwrap().with_owner(&Owner::new()).lock().await.unwrap();
+        let guard = locks.reentrant(name, &Owner::new()).unwrap().lock().await.unwrap();
         guard.release().await.unwrap();
     }
     let too_long = "x".repeat(600);
@@ -59,7 +59,7 @@ async fn name_with_special_characters_works_or_is_refused() {
         ("{a}:waiters", NameProblem::Reserved),
     ] {
         assert_eq!(locks.mutex(name).unwrap_err().problem(), &problem);
-        assert_eq!(locks.reentrant(name).unwrap_err().problem(), &problem);
+        assert_eq!(locks.reentrant(name, &Owner::new()).unwrap_err().problem(), &problem);
     }
     drop(locks);
     server.assert_nothing_left().await;

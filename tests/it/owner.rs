@@ -61,7 +61,8 @@ async fn debug_output_has_no_complete_owner() {
             assert_hidden(&Owner::from_word(&format!("{word} ")).unwrap_err(), word);
         }
 
-        let (reentrant, rwlock) = (locks.reentrant("re").unwrap(), locks.rwlock("rw").unwrap());
+        let (reentrant, rwlock) =
+            (locks.reentrant("re", &Owner::new()).unwrap(), locks.rwlock("rw").unwrap());
         let (reentrant, rwlock) = (reentrant.with_owner(&owner), rwlock.with_owner(&owner));
         let inner = reentrant.lock().await.unwrap();
         let seen = reentrant.inspect().await.unwrap();

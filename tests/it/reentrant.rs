@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Options, Owner, Renewal};
+use redlatch::{Error, Options, Owner, Renewal};
 
 use crate::support::{Server, Stopwatch, eventually, soon};
 
@@ -14,7 +14,10 @@ async fn reentrant_tasks_enter_once_their_owner_holds_the_lock() {
     let server = Server::start().await;
     let polls_rarely = Options::new().poll_cap(Duration::from_secs(10));
     let (locks, elsewhere) = (server.locks_with(polls_rarely).await, server.locks().await);
-    let (lock, holder) = (locks.reentrant("entered").unwrap(), elsewhere.reentrant("entered").unwrap());
+    let (lock, holder) = (
+        locks.reentrant("entered", &Owner::new()).unwrap(),
+        elsewhere.reentrant("entered", &Owner::new()).unwrap(),
+    );
     let (owner, between) = (Owner::new(), Owner::new());
     let held = holder.lock().await.unwrap();
     let waits = |owner: &Owner| {
@@ -50,22 +53,46 @@ async fn reentrant_tasks_enter_once_their_owner_holds_the_lock() {
     server.assert_nothing_left().await;
 }
 
-/// Without an explicit owner, every hold has a new one, which can be passed on.
+/// Nested calls need no parameter: the owner comes from the task.
 #[tokio::test]
-async fn reentrant_holds_without_explicit_owner_exclude_each_other() {
+async fn reentrant_holds_in_the_scope_of_an_owner_nest() {
     let server = Server::start().await;
-    let lock = server.locks().await.reentrant("alone").unwrap();
-    assert!(lock.owner().is_none());
-    let outer = lock.lock().await.unwrap();
-    assert!(lock.try_lock().await.unwrap().is_none());
-    let bound = lock.with_owner(outer.owner());
-    assert_eq!(bound.owner(), Some(outer.owner()));
-    let inner = bound.try_lock().await.unwrap().expect("the same owner enters");
-    let count: String = server.run(&["HGET", "lock:alone", &outer.owner().to_string()]).await;
-    assert_eq!(count, "2");
-    inner.release().await.unwrap();
-    outer.release().await.unwrap();
-    assert_eq!(server.run::<i64>(&["EXISTS", "lock:alone"]).await, 0);
+    let (locks, owner) = (server.locks().await, Owner::new());
+    let count = async || server.run::<Option<String>>(&["HGET", "lock:scoped", &owner.to_string()]).await;
+    let inner = async || {
+        let lock = locks.reentrant_in_scope("scoped").unwrap();
+        assert_eq!(lock.owner(), &owner);
+        lock.run(async |_| Ok::<_, Error>(count().await)).await
+    };
+    let outer = async {
+        let lock = locks.reentrant_in_scope("scoped").unwrap();
+        let seen = lock.run(async |_| inner().await).await.unwrap();
+        assert_eq!(seen.as_deref(), Some("2"));
+        // The innermost scope counts, and tasks that are spawned have none.
+        let other = Owner::new();
+        assert_eq!(other.scope(async { Owner::current() }).await, Some(other));
+        let spawned = tokio::spawn(async { Owner::current() }).await.unwrap();
+        (Owner::current(), spawned)
+    };
+    assert_eq!(owner.scope(outer).await, (Some(owner.clone()), None));
+    assert_eq!(count().await, None);
+}
+
+/// A re-entrant lock without an owner would wait for its own task.
+#[tokio::test]
+async fn reentrant_lock_outside_of_a_scope_is_an_error_before_any_request() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let before = server.scripts_run().await;
+    let error = locks.reentrant_in_scope("orphan").unwrap_err();
+    assert!(matches!(&error, Error::NoOwner { name } if name.as_str() == "orphan"), "{error:?}");
+    assert!(!error.is_transient() && !error.is_indeterminate() && error.context().is_none());
+    assert_eq!(
+        error.to_string(),
+        "the re-entrant lock \"orphan\" has no owner here: call it inside Owner::scope, or name the owner"
+    );
+    assert!(matches!(locks.reentrant_in_scope(""), Err(Error::Name(_))));
+    assert_eq!(server.scripts_run().await, before);
 }
 
 /// The owner holds the lock through another client. Its task tries to enter while the server
@@ -75,8 +102,8 @@ async fn reentrant_task_tries_again_after_a_passing_failure() {
     let server = Server::start().await;
     let (locks, elsewhere) = (server.locks().await, server.locks().await);
     let unrenewed = Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Never);
-    let holder = elsewhere.with_options(unrenewed).unwrap().reentrant("entered").unwrap();
-    let (lock, owner) = (locks.reentrant("entered").unwrap(), Owner::new());
+    let holder = elsewhere.with_options(unrenewed).unwrap().reentrant("entered", &Owner::new()).unwrap();
+    let (lock, owner) = (locks.reentrant("entered", &Owner::new()).unwrap(), Owner::new());
     let outer = holder.with_owner(&owner).lock().await.unwrap();
     let waits = |owner: &Owner| {
         let (lock, owner) = (lock.clone(), owner.clone());

@@ -197,7 +197,7 @@ async fn service_enters_the_lock_of_its_caller() {
     let Some(fixture) = Fixture::new().await else { return };
     let service = fixture.service().await;
     let (caller, owner) = (fixture.server.locks().await, Owner::new());
-    let guard = caller.reentrant("account:alice").unwrap().with_owner(&owner).lock().await.unwrap();
+    let guard = caller.reentrant("account:alice", &owner).unwrap().lock().await.unwrap();
     let stranger = service.send("POST /accounts/alice/100", "", "");
     let stranger = fixture.waiting("account:alice", stranger).await;
     // The caller's owner enters at once, before the waiting request.

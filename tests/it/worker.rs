@@ -95,7 +95,7 @@ fn measure() {
 /// Enters a lock that another process holds for the same owner.
 async fn reenter(url: &str, owner: &str) {
     let locks = open(url, long_limits()).await;
-    let guard = locks.reentrant("shared").unwrap().with_owner(&owner.parse().unwrap()).lock().await.unwrap();
+    let guard = locks.reentrant("shared", &owner.parse().unwrap()).unwrap().lock().await.unwrap();
     say("inside", guard.lease().fencing_token().unwrap());
     tokio::task::spawn_blocking(read_line).await.unwrap();
     guard.release().await.unwrap();

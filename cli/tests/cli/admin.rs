@@ -28,7 +28,7 @@ async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
     assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
     mutex.release().await.unwrap_err();
 
-    let reentrant = locks.reentrant("job").unwrap().lock().await.unwrap();
+    let reentrant = locks.reentrant("job", &Owner::new()).unwrap().lock().await.unwrap();
     assert_eq!(release(&former).await.code, 1);
     assert_eq!(release(&owner().await).await.code, 0);
     reentrant.release().await.unwrap_err();
@@ -81,7 +81,7 @@ async fn force_release_revokes_every_kind_of_lock() {
     let ended = run_on(&server, &words).await;
     assert!(ended.code == 1 && ended.stderr.contains("was free"), "{ended:?}");
 
-    let reentrant = locks.reentrant("job").unwrap().lock().await.unwrap();
+    let reentrant = locks.reentrant("job", &Owner::new()).unwrap().lock().await.unwrap();
     assert_eq!(run_on(&server, &words).await.code, 0);
     reentrant.release().await.unwrap_err();
     // Of two clients: readers of one client may share a hold.

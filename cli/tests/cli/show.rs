@@ -52,7 +52,7 @@ async fn inspect_shows_every_kind_of_lock() {
     guard.release().await.unwrap();
     locks.settled().await; // the lock may have been granted to the waiter
 
-    let lock = locks.reentrant("job").unwrap().with_owner(&owner);
+    let lock = locks.reentrant("job", &owner).unwrap();
     let guards = [lock.lock().await.unwrap(), lock.lock().await.unwrap()];
     let ended = run_on(&server, &["inspect", "job"]).await;
     assert!(ended.stdout.starts_with("\"job\": held (reentrant)\n  held by "), "{ended:?}");

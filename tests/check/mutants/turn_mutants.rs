@@ -103,8 +103,17 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "joint-hold-kept-for-a-task-that-is-not-polled",
-        edits: &[edit("src/lease/joint_hold.rs", "        state.expects_waiters = false;\n", "")],
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "sleep(group.until.since(Moment::now())).await;",
+            "std::future::pending::<()>().await;",
+        )],
         test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
+    },
+    TestMutant {
+        name: "joint-hold-lingers-after-its-readers",
+        edits: &[edit("src/lease/joint_hold.rs", "        state.expects_waiters = false;\n", "")],
+        test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
     },
     TestMutant {
         name: "joint-hold-of-an-owner",
@@ -116,8 +125,12 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         test: "suite::read_standalone_push_resp2::readers_share_only_what_they_may",
     },
     TestMutant {
-        name: "loss-of-a-joint-hold-unnoticed",
-        edits: &[edit("src/lease/lease.rs", "Some(hold) => hold.end().map(decided),", "Some(_) => None,")],
+        name: "loss-of-a-joint-hold-called-a-release",
+        edits: &[edit(
+            "src/lease/lease.rs",
+            "Some(hold) => hold.end().map(decided),",
+            "Some(hold) => hold.end().map(|_| LeaseEnd::Released),",
+        )],
         test: "suite::read_standalone_push_resp2::a_revoked_hold_is_lost_for_all_its_readers",
     },
     TestMutant {

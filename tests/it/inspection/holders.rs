@@ -34,7 +34,7 @@ async fn is_held_by_accepts_a_lease_or_an_owner_on_every_kind() {
         deployment.run_at::<i64>("lock:x", &["DEL", "lock:x"]).await;
         drop(guard);
 
-        let reentrant = locks.reentrant("y").unwrap();
+        let reentrant = locks.reentrant("y", &Owner::new()).unwrap();
         let guard = reentrant.with_owner(&mine).lock().await.unwrap();
         assert_server_has(&deployment, "lock:y", &mine, true).await;
         assert_eq!(guard.owner(), &mine);
@@ -42,7 +42,7 @@ async fn is_held_by_accepts_a_lease_or_an_owner_on_every_kind() {
             reentrant.is_held_by(&mine).await.unwrap() && reentrant.is_held_by(guard.lease()).await.unwrap()
         );
         assert!(!reentrant.is_held_by(&other).await.unwrap());
-        let z = locks.reentrant("z").unwrap();
+        let z = locks.reentrant("z", &Owner::new()).unwrap();
         let elsewhere = z.with_owner(&mine).lock().await.unwrap();
         assert!(!reentrant.is_held_by(elsewhere.lease()).await.unwrap(), "the lease is of another lock");
         deployment.run_at::<i64>("lock:y", &["DEL", "lock:y"]).await;

@@ -70,7 +70,7 @@ async fn inspect_reports_client_name_and_label() {
 async fn inspect_reports_no_label_for_a_hold_with_an_owner() {
     let server = Server::start().await;
     let (locks, owner) = (labelled(&server, "billing", "pod-7").await, Owner::new());
-    let reentrant = locks.reentrant("re").unwrap().with_owner(&owner);
+    let reentrant = locks.reentrant("re", &owner).unwrap();
     let outer = reentrant.lock().await.unwrap();
     let inner = reentrant.lock().await.unwrap();
     let seen = reentrant.inspect().await.unwrap();
@@ -137,7 +137,7 @@ async fn longest_labels_fit_into_every_request() {
         assert_eq!(labels(&seen.holders[0]), (Some(name.as_str()), Some(label.as_str())));
         assert_eq!(seen.holders[0].owner.len(), 128);
         guard.release().await.unwrap();
-        let reentrant = locks.reentrant("re").unwrap().with_owner(&owner);
+        let reentrant = locks.reentrant("re", &owner).unwrap();
         let outer = reentrant.lock().await.unwrap();
         reentrant.lock().await.unwrap().release().await.unwrap();
         outer.release().await.unwrap();

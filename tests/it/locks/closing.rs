@@ -70,9 +70,9 @@ async fn releases_holds_and_waiters(topology: Topology) {
         theirs.push(kind.rival().lock(&others, &name).lock().await.unwrap());
         calls.extend(waiting(&deployment, &locks, kind, &name, 3).await);
     }
-    let shared = local.reentrant("shared").unwrap().with_owner(&owner);
+    let shared = local.reentrant("shared", &owner).unwrap();
     let shared = [shared.lock().await.unwrap(), shared.lock().await.unwrap()];
-    let nested = locks.reentrant("nested").unwrap().with_owner(&owner);
+    let nested = locks.reentrant("nested", &owner).unwrap();
     let nested = [nested.lock().await.unwrap(), nested.lock().await.unwrap()];
     names.extend(["shared", "nested"].map(str::to_owned));
     // A guard that is never dropped: its lease is renewed until the client is closed.

@@ -41,9 +41,9 @@ async fn quorum_inspect_reports_holds_of_a_majority() {
         // The owner has one more hold on the first node, with a longer TTL. A mutex has only one
         // hold: extend its TTL there.
         let again = match &lock {
-            AnyLock::Reentrant(_, owner) => AnyGuard::Reentrant(
-                lone.reentrant(kind.name()).unwrap().with_owner(owner).lock().await.unwrap(),
-            ),
+            AnyLock::Reentrant(_, owner) => {
+                AnyGuard::Reentrant(lone.reentrant(kind.name(), owner).unwrap().lock().await.unwrap())
+            }
             AnyLock::Read(_, owner) => {
                 AnyGuard::Read(lone.rwlock(kind.name()).unwrap().with_owner(owner).read().await.unwrap())
             }

@@ -15,7 +15,7 @@ async fn take(client: &Locks, kind: Kind, name: &str, owner: &Owner) -> AnyGuard
     let granted = async {
         match kind {
             Kind::Reentrant => {
-                AnyGuard::Reentrant(client.reentrant(name).unwrap().with_owner(owner).lock().await.unwrap())
+                AnyGuard::Reentrant(client.reentrant(name, owner).unwrap().lock().await.unwrap())
             }
             _ => AnyGuard::Write(client.rwlock(name).unwrap().with_owner(owner).write().await.unwrap()),
         }
@@ -172,7 +172,8 @@ async fn quorum_nested_holds_keep_the_outer_token() {
     let mut quorum = Quorum::durable(5).await;
     for (outer_down, inner_down) in [(0b00011, 0), (0b11000, 0), (0, 0b10001), (0, 0b01100)] {
         let client = quorum.client(options()).await;
-        let (one, two) = (client.reentrant("nested").unwrap(), client.rwlock("nested-rw").unwrap());
+        let (one, two) =
+            (client.reentrant("nested", &Owner::new()).unwrap(), client.rwlock("nested-rw").unwrap());
         let (owner, reader, writer) = (Owner::new(), Owner::new(), Owner::new());
         quorum.kill(outer_down);
         let outer = soon("outer hold", one.with_owner(&owner).lock()).await.unwrap();
@@ -183,7 +184,8 @@ async fn quorum_nested_holds_keep_the_outer_token() {
         quorum.kill(inner_down);
         // Through another client, so that the outer hold is known only to Redis.
         let other = quorum.client(options()).await;
-        let (lock, rw) = (other.reentrant("nested").unwrap(), other.rwlock("nested-rw").unwrap());
+        let (lock, rw) =
+            (other.reentrant("nested", &Owner::new()).unwrap(), other.rwlock("nested-rw").unwrap());
         let rw_too = other.rwlock("nested-write").unwrap();
         let inner = soon("nested hold", lock.with_owner(&owner).lock()).await.unwrap();
         let read_inner = soon("nested hold", rw.with_owner(&reader).read()).await.unwrap();

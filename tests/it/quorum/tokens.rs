@@ -300,13 +300,13 @@ async fn quorum_tokens_grow_past_a_stale_hold_of_the_same_owner() {
         let name = format!("stale-{round}");
         let (client, other) = (quorum.client(options()).await, quorum.client(options()).await);
         let owner = Owner::new();
-        let first = client.reentrant(&name).unwrap().with_owner(&owner).lock().await.unwrap();
+        let first = client.reentrant(&name, &owner).unwrap().lock().await.unwrap();
         let key = format!("lock:{name}");
         eventually("all nodes have the lock", || async { quorum.having(0b11111, &key).await == 0b11111 })
             .await;
         quorum.kill(0b00001);
         first.release().await.unwrap();
-        let lock = other.reentrant(&name).unwrap();
+        let lock = other.reentrant(&name, &Owner::new()).unwrap();
         let next = lock.with_owner(&Owner::new()).lock().await.unwrap();
         let token = next.lease().fencing_token();
         next.release().await.unwrap();

@@ -225,7 +225,7 @@ async fn replicas_standalone_earlier_grants_are_confirmed() {
     // Nested in a hold of the same owner with a longer TTL.
     let (name, owner) = ("nested", Owner::new());
     let of = |locks: &Locks, kind: Kind| match kind {
-        Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), owner.clone()),
+        Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name, &Owner::new()).unwrap(), owner.clone()),
         _ => AnyLock::Read(locks.rwlock("nested-rw").unwrap(), owner.clone()),
     };
     for kind in [Kind::Reentrant, Kind::Read] {

@@ -175,7 +175,7 @@ async fn write(server: &Server, token: u64, value: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn reentrant_standalone_another_process_reenters_with_the_same_owner() {
     let server = Server::start().await;
-    let lock = server.locks().await.reentrant("shared").unwrap();
+    let lock = server.locks().await.reentrant("shared", &Owner::new()).unwrap();
     let owner = Owner::new();
     let guard = lock.with_owner(&owner).lock().await.unwrap();
     let mut worker = Worker::start(&["reenter", &server.url(), &owner.to_string()]);

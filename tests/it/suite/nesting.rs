@@ -16,7 +16,7 @@ async fn remaining(setup: &Setup, lock: &ReentrantLock) -> Duration {
 }
 
 pub async fn nested_holds_are_counted_up_and_down(setup: Setup) {
-    let lock = setup.client().await.reentrant("nested").unwrap();
+    let lock = setup.client().await.reentrant("nested", &Owner::new()).unwrap();
     let owner = Owner::new();
     let mut guards = Vec::new();
     for depth in 1..=4 {
@@ -40,7 +40,7 @@ pub async fn nested_holds_are_counted_up_and_down(setup: Setup) {
 
 pub async fn owner_reenters_past_waiters(setup: Setup) {
     let locks = setup.client().await;
-    let lock = locks.reentrant("passed").unwrap();
+    let lock = locks.reentrant("passed", &Owner::new()).unwrap();
     let owner = Owner::new();
     let outer = lock.with_owner(&owner).lock().await.unwrap();
     let waiting: Vec<_> = (0..3)
@@ -73,13 +73,13 @@ pub async fn owner_reenters_past_waiters(setup: Setup) {
 /// client: the queued call must re-enter.
 pub async fn queued_owner_reenters_after_acquiring_elsewhere(setup: Setup) {
     let (locks, elsewhere) = (setup.client().await, setup.client().await);
-    let lock = locks.reentrant("meanwhile").unwrap();
+    let lock = locks.reentrant("meanwhile", &Owner::new()).unwrap();
     let owner = Owner::new();
     let first = lock.with_owner(&Owner::new()).lock().await.unwrap();
     // The queue in Redis: first the owner, through the other client; then a stranger. The owner
     // waits again behind the stranger, in this client's local queue.
     let key = lock.name().key();
-    let outer = elsewhere.reentrant("meanwhile").unwrap();
+    let outer = elsewhere.reentrant("meanwhile", &Owner::new()).unwrap();
     let outer = setup
         .queued(key, {
             let owner = owner.clone();
@@ -113,7 +113,9 @@ pub async fn queued_owner_reenters_after_acquiring_elsewhere(setup: Setup) {
 pub async fn ttl_is_largest_of_nested_holds(setup: Setup) {
     let locks = setup.client().await;
     let owner = Owner::new();
-    let with = |seconds: u64| locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed").unwrap();
+    let with = |seconds: u64| {
+        locks.with_options(ttl(seconds * 1_000)).unwrap().reentrant("timed", &Owner::new()).unwrap()
+    };
     let (short, long) = (with(5), with(60));
     let outer = long.with_owner(&owner).lock().await.unwrap();
     let inner = short.with_owner(&owner).lock().await.unwrap();
@@ -139,7 +141,7 @@ pub async fn ttl_is_largest_of_nested_holds(setup: Setup) {
 }
 
 pub async fn stale_release_leaves_new_hold_alone(setup: Setup) {
-    let lock = setup.client().await.reentrant("foreign").unwrap();
+    let lock = setup.client().await.reentrant("foreign", &Owner::new()).unwrap();
     let (owner, stranger) = (Owner::new(), Owner::new());
     let guard = lock.with_owner(&owner).lock().await.unwrap();
     let lost = guard.lease().clone();
@@ -165,13 +167,13 @@ pub async fn stale_release_leaves_new_hold_alone(setup: Setup) {
 
 pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
     let locks = setup.client_with(ttl(1_500)).await;
-    let lock = locks.reentrant("lost").unwrap();
-    let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost").unwrap();
+    let lock = locks.reentrant("lost", &Owner::new()).unwrap();
+    let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost", &Owner::new()).unwrap();
     let owner = Owner::new();
     // The leases with the long TTL would not be renewed for 20 s, or at all: the renewal of the
     // short one reports the loss to them.
     let never = ttl(60_000).renewal(redlatch::Renewal::Never);
-    let never = locks.with_options(never).unwrap().reentrant("lost").unwrap();
+    let never = locks.with_options(never).unwrap().reentrant("lost", &Owner::new()).unwrap();
     let outermost = never.with_owner(&owner).lock().await.unwrap();
     let outer = slow.with_owner(&owner).lock().await.unwrap();
     let middle = lock.with_owner(&owner).lock().await.unwrap();
@@ -192,8 +194,11 @@ pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
 
 pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
     for nesting in [Nesting::Counted, Nesting::Local] {
-        let lock =
-            setup.client_with(Options::new().max_depth(3).nesting(nesting)).await.reentrant("deep").unwrap();
+        let lock = setup
+            .client_with(Options::new().max_depth(3).nesting(nesting))
+            .await
+            .reentrant("deep", &Owner::new())
+            .unwrap();
         let owner = Owner::new();
         let mut guards = Vec::new();
         for _ in 0..3 {
@@ -218,7 +223,7 @@ pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
 
 pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
     let locks = setup.client_with(ttl(1_800).nesting(Nesting::Local)).await;
-    let lock = locks.reentrant("local").unwrap();
+    let lock = locks.reentrant("local", &Owner::new()).unwrap();
     let owner = Owner::new();
     let outer = lock.with_owner(&owner).lock().await.unwrap();
     let before = setup.deployment.scripts_run().await;

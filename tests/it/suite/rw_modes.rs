@@ -261,7 +261,7 @@ pub async fn tokens_grow_with_each_write(setup: Setup) {
 /// other all the same.
 pub async fn rwlock_returns_wrong_type_for_other_kind(setup: Setup) {
     let locks = setup.client().await;
-    let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw").unwrap());
+    let (lock, other) = (locks.rwlock("rw").unwrap(), locks.reentrant("rw", &Owner::new()).unwrap());
     let held = other.with_owner(&Owner::new()).lock().await.unwrap();
     for outcome in [lock.try_read().await.map(drop), lock.try_write().await.map(drop)] {
         assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");

@@ -42,7 +42,9 @@ impl Kind {
     pub fn lock(self, locks: &Locks, name: &str) -> AnyLock {
         match self {
             Kind::Mutex => AnyLock::Mutex(locks.mutex(name).unwrap()),
-            Kind::Reentrant => AnyLock::Reentrant(locks.reentrant(name).unwrap(), Owner::new()),
+            Kind::Reentrant => {
+                AnyLock::Reentrant(locks.reentrant(name, &Owner::new()).unwrap(), Owner::new())
+            }
             Kind::Read => AnyLock::Read(locks.rwlock(name).unwrap(), Owner::new()),
             Kind::Write => AnyLock::Write(locks.rwlock(name).unwrap()),
         }

@@ -173,7 +173,7 @@ async fn a_lease_vanishes(by_expiry: bool) {
     let record = Record::default();
     let writer = server.locks_with(short(1_000)).await.rwlock("one-name").unwrap();
     let guard = writer.write().await.unwrap();
-    let reentrant = server.locks_with(short(1_000)).await.reentrant("one-name").unwrap();
+    let reentrant = server.locks_with(short(1_000)).await.reentrant("one-name", &Owner::new()).unwrap();
     // Y is refused at once, without being queued.
     let refused = soon("Y is refused", reentrant.with_owner(&Owner::new()).lock()).await;
     assert!(super::is_wrong_type(&refused), "{refused:?}");

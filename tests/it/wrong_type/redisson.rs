@@ -134,7 +134,7 @@ async fn redisson_hold_survives_release_of_nested_hold() {
     let server = Server::start().await;
     let owner = Owner::from_word("8743c9c0-0795-4907-87fd-6c719a6b4586:61").unwrap();
     let locks = server.locks().await;
-    let lock = locks.reentrant("nested").unwrap();
+    let lock = locks.reentrant("nested", &Owner::new()).unwrap();
     let refused = async |what: &str| {
         let forced = lock.force_release().await;
         assert!(matches!(forced, Err(Error::WrongType { .. })), "{what}: {forced:?}");
@@ -151,7 +151,7 @@ async fn redisson_hold_survives_release_of_nested_hold() {
     // The hash of another application is not taken for a lock of Redisson.
     let _: i64 = server.run(&["HSET", "lock:app", "user:42", "7"]).await;
     let _: i64 = server.run(&["PEXPIRE", "lock:app", "30000"]).await;
-    let app = locks.reentrant("app").unwrap();
+    let app = locks.reentrant("app", &Owner::new()).unwrap();
     let outcome = app.with_owner(&Owner::from_word("user:42").unwrap()).try_lock().await;
     assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
 }

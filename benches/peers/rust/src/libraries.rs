@@ -157,7 +157,7 @@ impl Client {
             (Client::Redlatch { fenced, .. }, Kind::Mutex) => Lock::Mutex(fenced.mutex(name)?),
             (Client::Redlatch { unfenced, .. }, Kind::Unfenced) => Lock::Mutex(unfenced.mutex(name)?),
             (Client::Redlatch { fenced, .. }, Kind::Reentrant) => {
-                Lock::Reentrant(fenced.reentrant(name)?.with_owner(&Owner::new()))
+                Lock::Reentrant(fenced.reentrant(name, &Owner::new())?)
             }
             (Client::Redlatch { fenced, .. }, Kind::Read) => Lock::Read(fenced.rwlock(name)?),
             (Client::Redlatch { fenced, .. }, Kind::Write) => Lock::Write(fenced.rwlock(name)?),
