@@ -10,7 +10,7 @@ use redlatch::{Error, Locks, Options, Renewal, RestartGuard};
 use tokio::time::sleep;
 
 use crate::history::Recorder;
-use crate::plan::{NODE_TIMEOUT, POLL_CAP, TTL, WorkerSettings, topology_named};
+use crate::plan::{LOCAL_TURN, NODE_TIMEOUT, POLL_CAP, TTL, WorkerSettings, topology_named};
 use crate::resource::Resource;
 use crate::support::{Protocol, Random, Wake, open_at};
 use crate::workload::use_lock;
@@ -45,8 +45,7 @@ impl Worker {
 
 pub fn options(is_guarded: bool) -> Options {
     let options = Options::new().ttl(TTL).poll_cap(POLL_CAP).node_timeout(NODE_TIMEOUT);
-    // Most holds take longer than the default, and would not be passed on.
-    let options = options.local_turn(Duration::from_millis(50));
+    let options = options.local_turn(LOCAL_TURN);
     if is_guarded { options.restart_guard(RestartGuard::On) } else { options }
 }
 

@@ -65,7 +65,9 @@ fn mode(lock: &AnyLock) -> Mode {
 }
 
 pub async fn use_lock(worker: &Worker, random: &mut Random) {
-    let (name, kind) = LOCKS[usize::try_from(random.below(LOCKS.len() as u64)).unwrap()];
+    // A third of the requests are for one name, so that tasks of a worker pass it on.
+    let among = if random.below(3) == 0 { 1 } else { LOCKS.len() as u64 };
+    let (name, kind) = LOCKS[usize::try_from(random.below(among)).unwrap()];
     let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
     // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
     // end would not show otherwise.

@@ -108,7 +108,7 @@ impl Hold {
     }
 
     /// The process, as every client of it numbers its holds.
-    fn worker(&self) -> u64 {
+    pub fn worker(&self) -> u64 {
         self.number >> 32
     }
 

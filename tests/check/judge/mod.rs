@@ -11,6 +11,7 @@ mod readers;
 mod releases;
 mod resources;
 mod tokens;
+mod turns;
 mod waiting;
 
 use std::collections::{BTreeMap, HashMap};
@@ -101,6 +102,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     resources::judge(&case, &mut verdict);
     waiting::judge(&case, &mut verdict);
     overtaking::judge(&case, &mut verdict);
+    turns::judge(&case, &mut verdict);
     decisions::judge(&case, &mut verdict);
     for text in &record.died {
         verdict.violates("worker died", text.clone());

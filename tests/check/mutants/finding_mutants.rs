@@ -1,8 +1,8 @@
 //! Mistakes that were made once: of the scripts with missing rights and late requests, and of the
 //! client when a connection breaks or a task waits for itself.
 
+use super::TestMutant;
 use super::client_test_mutants::edit;
-use super::{Edit, TestMutant};
 
 pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {

@@ -45,6 +45,23 @@ pub const MUTANTS: &[Mutant] = &[
         rules: &["exclusion"],
     },
     Mutant {
+        name: "turn-without-an-end",
+        edits: &[
+            Edit {
+                file: "src/lease/cohort.rs",
+                from: "                    cohort.end();\n",
+                to: "                    drop(cohort);\n",
+            },
+            Edit {
+                file: "src/lease/cohort.rs",
+                from: "        Moment::now() < self.until\n",
+                to: "        true\n",
+            },
+        ],
+        setting: LINGERING,
+        rules: &["turn"],
+    },
+    Mutant {
         name: "validity-from-the-reply",
         edits: &[
             Edit {

@@ -1,7 +1,7 @@
 //! Mistakes in passing a hold on, or sharing it, inside a client.
 
+use super::TestMutant;
 use super::client_test_mutants::edit;
-use super::{Edit, TestMutant};
 
 const PASSED: &str = "suite::mutex_standalone_push_resp2::tasks_pass_a_hold_on_without_a_request";
 

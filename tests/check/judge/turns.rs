@@ -1,0 +1,67 @@
+//! Rule "turn": once its turn is over, a client does not keep a lock that another client waits for.
+
+use super::{Case, Hold, PROMPT, Verdict};
+use crate::plan::{LOCAL_TURN, TTL};
+use crate::support::Kind;
+use crate::workload::LOCKS;
+
+/// Only mutexes: owners are never passed on, and the sides of a read-write lock take turns as well.
+/// Each node of a quorum has a queue of its own, and one that was asked late may decide.
+pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
+    if case.plan.topology.nodes() > 1 {
+        return;
+    }
+    for (lock, holds) in case.by_lock() {
+        if !LOCKS.contains(&(lock, Kind::Mutex)) {
+            continue;
+        }
+        let mut turn_began = None; // with this hold of the client
+        for pair in holds.windows(2) {
+            let [hold, next] = pair else { continue };
+            let is_kept = next.worker() == hold.worker();
+            let first = turn_began.unwrap_or(*hold);
+            turn_began = is_kept.then_some(first);
+            if is_kept
+                && is_over(first, hold)
+                && let Some(waiter) = waiter(case, lock, first, next)
+            {
+                let text = format!(
+                    "after {}, whose client's turn began at {:.3}, the same client had {}, before {}",
+                    case.describe(hold),
+                    first.granted.map_or(0.0, |grant| case.when(grant.at)),
+                    case.describe(next),
+                    case.describe(waiter),
+                );
+                verdict.violates("turn", text);
+            }
+        }
+    }
+}
+
+/// Whether the turn was over when this hold ended. Both times are on the safe side: the server had
+/// granted the first hold before its worker noted that, and the release began after it was noted.
+fn is_over(first: &Hold, hold: &Hold) -> bool {
+    let granted = first.granted.map(|grant| grant.at);
+    hold.ends.zip(granted).is_some_and(|((ended, _), granted)| ended > granted + LOCAL_TURN)
+}
+
+/// A request of another client that had its place in the queue before the turn began, and was still
+/// waiting when the next hold was granted.
+fn waiter<'a>(case: &'a Case<'_>, lock: &str, first: &Hold, next: &Hold) -> Option<&'a Hold> {
+    let (from, to) = (first.granted?.at, next.granted?.at);
+    let hits = |hold: &Hold| case.is_hit(hold, from - TTL, to);
+    if hits(first) || case.were_silent(from - 2 * PROMPT, to) {
+        return None;
+    }
+    let holds = || case.holds.iter().filter(|hold| hold.lock == lock);
+    // Another task of that client may have had its place, and left the queue or got the lock.
+    let changed_place = |worker| {
+        let mut ended = holds().filter(|hold| hold.worker() == worker).filter_map(Hold::asked_until);
+        ended.any(|ended| from <= ended + PROMPT && ended <= to)
+    };
+    holds().find(|hold| {
+        let waits = hold.wants + PROMPT < from && hold.asked_until().is_some_and(|ended| ended > to);
+        let is_another = hold.may_queue() && hold.worker() != first.worker();
+        waits && is_another && !hits(hold) && !changed_place(hold.worker())
+    })
+}
