@@ -44,7 +44,7 @@ pub(crate) async fn measure(server: &Server, plan: &Plan) -> Outcome<Vec<Row>> {
     for _ in 0..plan.windows {
         for (clients, column) in CLIENTS.into_iter().zip(&mut columns) {
             observer.alone().await?;
-            let contenders = Contenders { clients, tasks: 1, options: Options::new() };
+            let contenders = Contenders::of_one_name(clients, 1, Options::new());
             column.push(window(server, &mut observer, &contenders, plan.window).await?);
         }
     }
@@ -97,6 +97,16 @@ pub(crate) struct Contenders {
     /// The tasks of each client.
     pub(crate) tasks: usize,
     pub(crate) options: Options,
+    /// For how long each task holds the lock.
+    pub(crate) hold: Duration,
+    /// Each task has a name of its own.
+    pub(crate) are_apart: bool,
+}
+
+impl Contenders {
+    pub(crate) fn of_one_name(clients: usize, tasks: usize, options: Options) -> Contenders {
+        Contenders { clients, tasks, options, hold: Duration::ZERO, are_apart: false }
+    }
 }
 
 /// Opens the clients, runs them until each task has had a turn, and then counts the turns of each
@@ -109,12 +119,13 @@ pub(crate) async fn window(
 ) -> Outcome<Window> {
     let signals = Arc::new(Signals::default());
     let mut running = JoinSet::new();
-    let Contenders { clients, tasks, options } = contenders;
+    let Contenders { clients, tasks, options, hold, are_apart } = contenders;
     for client in 0..*clients {
         let options = options.clone();
         let locks = Locks::builder().server(server.url().as_str()).options(options).connect().await?;
-        for _ in 0..*tasks {
-            let turns = take_turns(locks.mutex("handover")?, Arc::clone(&signals));
+        for task in 0..*tasks {
+            let name = if *are_apart { format!("handover:{client}:{task}") } else { "handover".to_owned() };
+            let turns = take_turns(locks.mutex(name)?, *hold, Arc::clone(&signals));
             running.spawn(async move { turns.await.map(|turns| (client, turns)) });
         }
     }
@@ -155,12 +166,15 @@ struct Turn {
     waited: Duration,
 }
 
-async fn take_turns(mutex: Mutex, signals: Arc<Signals>) -> Outcome<Vec<Turn>> {
+async fn take_turns(mutex: Mutex, hold: Duration, signals: Arc<Signals>) -> Outcome<Vec<Turn>> {
     let mut turns = Vec::new();
     while !signals.stop.load(Ordering::Relaxed) {
         let start = Instant::now();
         let guard = mutex.lock().await?;
         let at = Instant::now();
+        if !hold.is_zero() {
+            sleep(hold).await;
+        }
         guard.release().await?;
         if turns.is_empty() {
             signals.served.fetch_add(1, Ordering::Relaxed);

@@ -23,6 +23,9 @@ const NAMES: usize = 64;
 /// The default delay of rslock, in milliseconds.
 const DELAY: u64 = 200;
 
+/// How many processes pass one name on among their tasks, and how many tasks each has.
+const PASSING: (usize, usize) = (4, 64);
+
 const ONE_NAME: &str = "One contended lock of redlatch, with as many clients in one process and in several:";
 
 const MANY_NAMES: &str = "\
@@ -36,6 +39,7 @@ library without a queue lets a task that finds the lock free overtake those that
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Processes {
     one_name: Vec<OneName>,
+    passed: Vec<Passed>,
     many_names: Vec<ManyNames>,
 }
 
@@ -44,6 +48,18 @@ struct OneName {
     clients: usize,
     in_processes: f64,
     in_one_process: f64,
+}
+
+/// One name for all tasks of several processes.
+#[derive(Debug, Serialize)]
+struct Passed {
+    turns_per_second: f64,
+    without: f64,
+    gain: f64,
+    /// Fewest and most turns of a process, in the round with the largest difference.
+    fairness: f64,
+    longest_ms: f64,
+    longest_without_ms: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,6 +94,7 @@ impl Processes {
         for clients in [2, 16, 64] {
             processes.one_name.push(one_name(server, clients, plan).await?);
         }
+        processes.passed.push(passed(server, plan).await?);
         for are_shared in [false, true] {
             for count in [1, 4] {
                 for library in ["redlatch", "rslock"] {
@@ -89,13 +106,30 @@ impl Processes {
     }
 
     pub(crate) fn targets(&self) -> impl Iterator<Item = Target> {
-        self.one_name.iter().map(|row| {
+        let (processes, tasks) = PASSING;
+        let passed = self.passed.iter().flat_map(move |row| {
+            let contenders = format!("{processes} processes with {tasks} tasks each");
+            [
+                Target::at_least(
+                    format!("{contenders}: turns at least 25 times those without passing on"),
+                    row.gain,
+                    25.0,
+                ),
+                Target::at_least(
+                    format!("{contenders}: fewest/most turns of a process at least 0.9"),
+                    row.fairness,
+                    0.9,
+                ),
+            ]
+        });
+        let one_name = self.one_name.iter().map(|row| {
             let clients = row.clients;
             let limit = format!(
                 "{clients} processes: acquisitions/s at least 0.8 x those of {clients} clients in one"
             );
             Target::at_least(limit, row.in_processes / row.in_one_process, 0.8)
-        })
+        });
+        one_name.chain(passed)
     }
 
     pub(crate) fn print(&self) {
@@ -103,6 +137,19 @@ impl Processes {
             println!(
                 "one lock, {} clients: {:.0} acquisitions/s in processes of their own, {:.0} in one process",
                 row.clients, row.in_processes, row.in_one_process
+            );
+        }
+        for row in &self.passed {
+            let (processes, tasks) = PASSING;
+            println!(
+                "one lock, {processes} processes with {tasks} tasks each: {:.0} turns/s, {:.0} without \
+                 passing on ({:.1} x), fewest/most {:.2}, longest wait {:.1} and {:.1} ms",
+                row.turns_per_second,
+                row.without,
+                row.gain,
+                row.fairness,
+                row.longest_ms,
+                row.longest_without_ms
             );
         }
         for row in &self.many_names {
@@ -130,6 +177,20 @@ impl Processes {
             writeln!(page, "| {} | {one} | {own} |", row.clients)?;
         }
         writeln!(page)?;
+        for row in &self.passed {
+            let (processes, tasks) = PASSING;
+            let (with, without) = (thousands(row.turns_per_second), thousands(row.without));
+            let (gain, fairness) = (row.gain, row.fairness);
+            let (longest, longest_without) = (row.longest_ms, row.longest_without_ms);
+            paragraph(
+                page,
+                &format!(
+                    "In {processes} processes with {tasks} tasks each, which pass the lock on, there are \
+                     {with} turns/s instead of {without}: {gain:.0} times as many. Fewest/most turns of a \
+                     process: {fairness:.2}; longest wait: {longest:.0} ms instead of {longest_without:.0}."
+                ),
+            )?;
+        }
         paragraph(page, MANY_NAMES)?;
         writeln!(page, "| names | processes | library | pairs/s | longest wait | server |")?;
         writeln!(page, "|---|---:|---|---:|---:|---:|")?;
@@ -168,6 +229,40 @@ async fn one_name(server: &Server, clients: usize, plan: &Plan) -> Outcome<OneNa
         apart.push(rates[1]);
     }
     Ok(OneName { clients, in_processes: median(apart), in_one_process: median(together) })
+}
+
+/// Tasks of several processes that contend for one lock, with and without passing it on.
+async fn passed(server: &Server, plan: &Plan) -> Outcome<Passed> {
+    let (processes, tasks) = PASSING;
+    let mut programs = start(server, processes).await?;
+    let (mut rates, mut gains, mut longest) = ([Vec::new(), Vec::new()], Vec::new(), [0.0; 2]);
+    let mut fairness = 1.0_f64;
+    for _ in 0..plan.peer_rounds {
+        let mut round = [0.0; 2];
+        for (way, kind) in ["mutex", "unpassed"].into_iter().enumerate() {
+            let seconds = plan.peer_window.as_secs_f64();
+            let command = format!("shared redlatch {kind} {tasks} 1 {seconds} {DELAY}");
+            let runs: Vec<Shared> = at_once(&mut programs, &command).await?;
+            check(runs.iter().map(|run| run.overlaps))?;
+            round[way] = runs.iter().map(|run| run.pairs as f64 / run.seconds).sum();
+            longest[way] = runs.iter().map(|run| run.longest_ms).fold(longest[way], f64::max);
+            if kind == "mutex" {
+                let pairs = || runs.iter().map(|run| run.pairs as f64);
+                fairness = fairness.min(pairs().fold(f64::MAX, f64::min) / pairs().fold(0.0, f64::max));
+            }
+            rates[way].push(round[way]);
+        }
+        gains.push(round[0] / round[1]);
+    }
+    let ([with, without], [longest_ms, longest_without_ms]) = (rates, longest);
+    Ok(Passed {
+        turns_per_second: median(with),
+        without: median(without),
+        gain: median(gains),
+        fairness,
+        longest_ms,
+        longest_without_ms,
+    })
 }
 
 /// Tasks of several processes, each with a name of its own, or with shared names.

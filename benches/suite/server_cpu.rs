@@ -125,7 +125,7 @@ async fn run(server: &Server, observer: &mut Observer, kind: Kind, span: Duratio
             })
         }
         Kind::HandOver => {
-            let contenders = Contenders { clients: CLIENTS, tasks: 1, options: Options::new() };
+            let contenders = Contenders::of_one_name(CLIENTS, 1, Options::new());
             let window = handover::window(server, observer, &contenders, span).await?;
             Ok(Cost {
                 server_us: window.server_cpu_us,

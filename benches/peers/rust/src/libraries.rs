@@ -48,6 +48,8 @@ impl Library {
 pub(crate) enum Kind {
     Mutex,
     Unfenced,
+    /// A mutex that tasks of one client do not pass on.
+    Unpassed,
     Reentrant,
     Read,
     Write,
@@ -58,6 +60,7 @@ impl Kind {
         Ok(match name {
             "mutex" => Kind::Mutex,
             "unfenced" => Kind::Unfenced,
+            "unpassed" => Kind::Unpassed,
             "reentrant" => Kind::Reentrant,
             "read" => Kind::Read,
             "write" => Kind::Write,
@@ -104,7 +107,7 @@ const COMPARE_AND_DELETE: &str =
 /// One client, which all of its tasks share.
 pub(crate) enum Client {
     SetNx { connection: MultiplexedConnection, script: String },
-    Redlatch { fenced: Locks, unfenced: Locks },
+    Redlatch { fenced: Locks, unfenced: Locks, unpassed: Locks },
     Rslock(LockManager),
     Rlock { client: RLock, options: AcquireOptions },
     Distkit { connection: ConnectionManager, poll: Duration },
@@ -122,7 +125,8 @@ impl Client {
             Library::Redlatch => {
                 let fenced = redlatch(url).await?;
                 let unfenced = fenced.with_options(Options::new().fencing(Fencing::Off))?;
-                Client::Redlatch { fenced, unfenced }
+                let unpassed = fenced.with_options(Options::new().local_turn(Duration::ZERO))?;
+                Client::Redlatch { fenced, unfenced, unpassed }
             }
             Library::Rslock => {
                 let mut manager = LockManager::new(url.split(',').collect::<Vec<_>>());
@@ -156,6 +160,7 @@ impl Client {
             },
             (Client::Redlatch { fenced, .. }, Kind::Mutex) => Lock::Mutex(fenced.mutex(name)?),
             (Client::Redlatch { unfenced, .. }, Kind::Unfenced) => Lock::Mutex(unfenced.mutex(name)?),
+            (Client::Redlatch { unpassed, .. }, Kind::Unpassed) => Lock::Mutex(unpassed.mutex(name)?),
             (Client::Redlatch { fenced, .. }, Kind::Reentrant) => {
                 Lock::Reentrant(fenced.reentrant(name, &Owner::new())?)
             }
