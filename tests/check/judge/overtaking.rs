@@ -4,9 +4,9 @@ use super::{Case, Hold, Verdict};
 use crate::history::Time;
 use crate::plan::POLL_CAP;
 
-/// How many later requests may be granted before an earlier one: twice the number of tasks. The
-/// tasks of a process queue behind one of them and follow it, readers are admitted together, and
-/// faults lose places in queues.
+/// In how many turns of clients later requests may be granted before an earlier one: twice the
+/// number of tasks. The tasks of a client queue behind one of them and follow it, readers are
+/// admitted together, and faults lose places in queues.
 const MAX_OVERTAKEN: usize = 64;
 
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
@@ -23,8 +23,8 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// How many later requests were granted earlier, not counting those during a fault of the waiter's
-/// worker.
+/// In how many turns later requests were granted earlier, not counting those during a fault of the
+/// waiter's worker. Tasks that pass a lock on inside their client have one turn together.
 fn overtaken(case: &Case<'_>, waiter: &Hold, granted: &[&Hold]) -> usize {
     let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
     let hit: Vec<(Time, Time)> = case
@@ -32,7 +32,10 @@ fn overtaken(case: &Case<'_>, waiter: &Hold, granted: &[&Hold]) -> usize {
         .filter(|window| window.place == Some(waiter.place))
         .map(|window| (window.start, window.end + POLL_CAP))
         .collect();
-    let later = granted.iter().filter(|hold| hold.wants > waiter.wants).filter_map(|hold| hold.granted);
-    let before = later.filter(|grant| grant.at < end);
-    before.filter(|grant| !hit.iter().any(|(from, to)| *from <= grant.at && grant.at <= *to)).count()
+    let later = granted.iter().filter(|hold| hold.wants > waiter.wants);
+    let grants = later.filter_map(|hold| Some((hold.worker(), hold.granted?.at))).filter(|(_, at)| *at < end);
+    let counted = grants.filter(|(_, at)| !hit.iter().any(|(from, to)| from <= at && at <= to));
+    let mut workers: Vec<u64> = counted.map(|(worker, _)| worker).collect();
+    workers.dedup();
+    workers.len()
 }
