@@ -23,13 +23,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redlatch::redis::aio::MultiplexedConnection;
-use redlatch::redis::{AsyncCommands as _, AsyncConnectionConfig, Client, Script};
-use redlatch::{Error, Locks, Options, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::redis::{AsyncCommands as _, AsyncConnectionConfig, Client};
+use redlatch::{Error, FencingToken, Locks, Options, RwLock, RwLockReadGuard, RwLockWriteGuard, fenced};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use support::{Demo, Outcome, Worker, check, report, stdin_closed, token};
+use support::{Demo, Outcome, Worker, check, report, stdin_closed};
 
 /// The price list. The value of each part is the version that it belongs to, so that a mixture
 /// shows.
@@ -87,11 +87,9 @@ impl Prices {
 
     /// Compares and writes, in one step. False: refused, since a larger token has written to one of
     /// the keys.
-    async fn set(&self, token: u64, what: &str, value: &str) -> Outcome<bool> {
-        let script = Script::new(include_str!("../lua/fenced.lua"));
-        let mut call = script.key(self.key(what));
-        call.key(self.key("token")).arg(token).arg(value);
-        Ok(call.invoke_async(&mut self.redis.clone()).await?)
+    async fn set(&self, token: FencingToken, what: &str, value: &str) -> Outcome<bool> {
+        let mut redis = self.redis.clone();
+        Ok(fenced::set(&mut redis, &self.key("token"), token, &self.key(what), value).await?)
     }
 
     /// Returns the versions in the list: one, unless it is a mixture. Each part is read with its
@@ -117,8 +115,9 @@ impl Prices {
         // Other readers enter from here on, but no refresher does before this task has read.
         let guard = refresh.guard.downgrade().await?;
         let found = self.read(guard, Duration::ZERO).await?;
-        check(found == BTreeSet::from([refresh.token]), || format!("{} became {found:?}", refresh.token))?;
-        Ok(refresh.token)
+        let token = refresh.token.get();
+        check(found == BTreeSet::from([token]), || format!("{token} became {found:?}"))?;
+        Ok(token)
     }
 
     async fn remove(mut self) -> Outcome {
@@ -133,14 +132,14 @@ impl Prices {
 struct Refresh<'a> {
     prices: &'a Prices,
     guard: RwLockWriteGuard,
-    token: u64,
+    token: FencingToken,
     copy: &'static str,
 }
 
 impl Refresh<'_> {
     async fn begin(prices: &Prices) -> Outcome<Refresh<'_>> {
         let guard = prices.lock.write().await?;
-        let token = token(guard.lease())?;
+        let token = guard.lease().fencing_token().ok_or("fencing is off")?;
         // From here on smaller tokens are refused: no paused refresher can change what is read
         // next.
         let begun = prices.set(token, "begun", &token.to_string()).await?;

@@ -17,12 +17,12 @@ use std::io::{self, BufRead as _};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Mutex, MutexGuard, Options, Owner, ReentrantLock};
+use redlatch::{Lease, Locks, Mutex, MutexGuard, Options, Owner, ReentrantLock};
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use support::{Demo, Outcome, Worker, check, ended_well, report, stdin_closed, token};
+use support::{Demo, Outcome, Worker, check, ended_well, report, stdin_closed};
 
 /// Act 1: how many processes acquire the mutex, how often each, and how long a hold lasts.
 const PROCESSES: usize = 4;
@@ -245,6 +245,10 @@ async fn hold(locks: &Locks) -> Outcome {
     report(token(guard.lease())?)?;
     stdin_closed().await?;
     Ok(guard.release().await?)
+}
+
+fn token(lease: &Lease) -> Outcome<u64> {
+    Ok(lease.fencing_token().ok_or("a lease without a fencing token")?.get())
 }
 
 /// The lock of act 2.

@@ -15,6 +15,7 @@ mod deployment;
 mod diagnosis;
 mod error;
 mod events;
+pub mod fenced;
 mod fencing;
 mod guarded;
 mod inspection;

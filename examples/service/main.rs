@@ -10,8 +10,8 @@ use axum::http::request::Parts;
 use axum::{BoxError, Router, response, routing};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::deadpool_redis::{Manager, Pool, Runtime};
-use redlatch::redis::{AsyncCommands as _, Client, Script, TlsCertificates};
-use redlatch::{Locks, NameError, Options, Owner, OwnerError};
+use redlatch::redis::{AsyncCommands as _, Client, TlsCertificates};
+use redlatch::{Locks, NameError, Options, Owner, OwnerError, fenced};
 
 const WAIT: Duration = Duration::from_secs(10); // for a lock: less than the client waits
 
@@ -110,13 +110,12 @@ async fn price(service: State<Service>, product: Path<String>) -> Answer {
 
 async fn set_price(service: State<Service>, product: Path<String>, price: String) -> Answer {
     let guard = service.locks.rwlock(format!("price:{}", *product))?.write_timeout(WAIT).await?;
-    let token = guard.lease().fencing_token().ok_or("fencing is off")?.get();
-    // An instance that was paused past its lease does not know it. The script compares and writes
-    // in one step, so such a late write is refused: a later lease has a larger token.
-    let script = Script::new(include_str!("../../lua/fenced.lua"));
+    let token = guard.lease().fencing_token().ok_or("fencing is off")?;
+    // An instance that was paused past its lease does not know it. Its write is refused, since a
+    // later lease has a larger token.
     let [key, tokens] = ["", ":token"].map(|end| format!("{{price:{}}}{end}", *product));
     let mut redis = service.redis.get().await?;
-    let written: bool = script.key(key).key(tokens).arg(token).arg(&price).invoke_async(&mut redis).await?;
+    let written = fenced::set(&mut redis, &tokens, token, &key, &price).await?;
     let price = written.then_some(price).ok_or(Failure(StatusCode::CONFLICT))?;
     guard.release().await?;
     Ok(price)

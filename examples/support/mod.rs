@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use redlatch::{Lease, Locks, Options};
+use redlatch::{Locks, Options};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{sleep, timeout};
@@ -178,10 +178,6 @@ pub(crate) async fn stdin_closed() -> Outcome {
 /// Writes a line with one write, so that the lines of processes with one pipe do not mix.
 pub(crate) fn report(line: impl Display) -> Outcome {
     Ok(io::stdout().write_all(format!("{line}\n").as_bytes())?)
-}
-
-pub(crate) fn token(lease: &Lease) -> Outcome<u64> {
-    Ok(lease.fencing_token().ok_or("a lease without a fencing token")?.get())
 }
 
 pub(crate) fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Outcome {

@@ -9,6 +9,7 @@ mod combined_requests;
 mod dead_waiters;
 mod errors;
 mod fenced_sql;
+mod fenced_write;
 mod insight;
 mod inspection;
 mod lease;
