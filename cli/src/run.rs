@@ -53,6 +53,10 @@ pub(crate) struct RunArgs {
     /// How long the lock stays held if this machine dies, 100ms to 24h; renewed after each third.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::span::parse)]
     ttl: Duration,
+    /// How long the command may hold the lock: then it gets TERM, and KILL, as if the lock were
+    /// lost. At least the TTL; without it there is no limit.
+    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    max_hold: Option<Duration>,
     /// How long before the end of a lease that cannot be renewed the command gets TERM. By default
     /// 5s, or a third of the TTL if that is shorter.
     #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
@@ -82,7 +86,10 @@ impl RunArgs {
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
         let label = self.label.clone().unwrap_or_else(label);
-        let options = self.wait.options(servers.options().ttl(self.ttl));
+        let mut options = self.wait.options(servers.options().ttl(self.ttl));
+        if let Some(longest) = self.max_hold {
+            options = options.max_hold(longest);
+        }
         let builder = servers.builder()?.options(options).label(label);
         // From here on, a signal does not end this process.
         let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;

@@ -47,6 +47,22 @@ async fn command_that_obeys_term_has_the_exit_code_of_a_lost_lock() {
     assert_eq!(running.end().await.code, 75, "never 0");
 }
 
+/// A command that hangs does not hold the lock for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn command_that_exceeds_max_hold_ends() {
+    let server = Server::start().await;
+    let script = "trap 'echo term; exit 0' TERM; echo in; while :; do sleep 0.05; done";
+    let words = ["run", "--ttl", "3s", "--max-hold", "3s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    assert_eq!(running.line().await, "term");
+    let ended = running.end().await;
+    assert_eq!(ended.code, 75, "{ended:?}");
+    let words = ["run", "--ttl", "3s", "--max-hold", "2s", "job", "--", "true"];
+    let ended = run_on(&server, &words).await;
+    assert!(ended.code == 64 && ended.stderr.contains("max_hold is 2s"), "{ended:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_lock_ends_the_command() {
     let server = Server::start().await;
