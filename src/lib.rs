@@ -10,6 +10,7 @@
     allow(rustdoc::broken_intra_doc_links, reason = "links to what is behind a feature that is off")
 )]
 
+mod all;
 mod clock;
 mod deployment;
 mod diagnosis;
@@ -23,6 +24,7 @@ mod labels;
 mod lease;
 mod locks;
 mod measure;
+mod members;
 mod mutex;
 mod name;
 mod options;
@@ -49,6 +51,7 @@ mod wire;
 /// | to build | |
 /// |---|---|
 /// | [Nested calls](crate::guide::nested_calls) | one owner for a call chain |
+/// | [Several names at once](crate::guide::several_names) | a transfer between two accounts |
 /// | [Across services](crate::guide::across_services) | the owner in a header |
 /// | [Shared caches](crate::guide::caches) | many readers, one refresher; a job once a night |
 /// | [Fencing your data](crate::guide::fencing) | SQL, Redis, object stores |
@@ -154,6 +157,10 @@ pub mod guide {
     pub mod ten_minutes {}
 
     #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/several-names.md")]
+    pub mod several_names {}
+
+    #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/testing.md")]
     pub mod testing {}
 
@@ -171,6 +178,7 @@ pub mod guide {
 pub use deadpool_redis;
 pub use redis;
 
+pub use all::{All, AllGuard, Leases, Member};
 pub use diagnosis::{Check, Finding, Verdict};
 pub use error::{ConfigError, Context, Error, NodeAnswer, NodeOutcome, NodeProblem, Operation};
 pub use events::{Event, Events, LossReason};
@@ -178,6 +186,7 @@ pub use fencing::FencingToken;
 pub use inspection::{Holder, Inspection, Mode, RwInspection};
 pub use lease::{Lease, LeaseEnd};
 pub use locks::{Locks, LocksBuilder, NodeState, NodeStatus, Source};
+pub use members::MembersError;
 pub use mutex::{Mutex, MutexGuard};
 pub use name::{Name, NameError, NameProblem};
 pub use options::{Fencing, Nesting, Options, Renewal, RestartGuard, Wakeups};

@@ -11,9 +11,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::all::{All, Member};
 use crate::error::{ConfigError, Error};
 use crate::events::Events;
 use crate::lease::{Client, NamedLock, SharedHolds};
+use crate::members::MembersError;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
@@ -275,6 +277,29 @@ impl Locks {
     ///   rules.
     pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
         Ok(RwLock::new(self.lock(name.as_ref())?))
+    }
+
+    /// Returns several locks of this client that are acquired together, without a request: mutexes,
+    /// re-entrant locks, and sides of read-write locks in any mix.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, Locks, Member, Owner};
+    /// # async fn run(locks: Locks, owner: Owner) -> Result<(), Error> {
+    /// let all = locks.all([
+    ///     locks.mutex("report")?.into(),
+    ///     locks.reentrant("orders:42", &owner)?.into(),
+    ///     Member::Read(locks.rwlock("prices")?),
+    /// ])?;
+    /// let Some(guard) = all.try_lock().await? else { return Ok(()) };
+    /// guard.release().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`MembersError`]: there are none or more than 128, one is of another client, or a name
+    ///   stands twice.
+    pub fn all<M: Into<Member>>(&self, members: impl IntoIterator<Item = M>) -> Result<All, MembersError> {
+        All::new(&self.client, members.into_iter().map(Into::into).collect())
     }
 
     fn lock(&self, name: &str) -> Result<NamedLock, NameError> {

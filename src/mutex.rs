@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Kind, Lease, NamedLock, OwnedLease, Queue, Verbs, acquire, run, try_acquire};
+use crate::lease::{
+    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, Verbs, acquire, run, try_acquire,
+};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -52,7 +54,7 @@ static SCRIPT: Script = Script::new(include_str!("../lua/mutex.lua"));
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    lock: NamedLock,
+    pub(crate) lock: NamedLock,
 }
 
 impl Mutex {
@@ -91,7 +93,7 @@ impl Mutex {
     /// A call that is polled once and then neither polled nor dropped keeps its place in the queue,
     /// and blocks the tasks of this client behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        acquire(&self.lock.request(&MUTEX, None), None).await.map(|hold| MutexGuard { hold })
+        acquire(&self.request(), None).await.map(MutexGuard::new)
     }
 
     /// Acquires the mutex like [`lock`](Mutex::lock), within `limit`, which covers waiting,
@@ -107,7 +109,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
-        acquire(&self.lock.request(&MUTEX, None), Some(limit)).await.map(|hold| MutexGuard { hold })
+        acquire(&self.request(), Some(limit)).await.map(MutexGuard::new)
     }
 
     /// Acquires the mutex, runs `work` while the lease is valid, and releases it, also if the work
@@ -181,7 +183,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(try_acquire(&self.lock.request(&MUTEX, None)).await?.map(|hold| MutexGuard { hold }))
+        Ok(try_acquire(&self.request()).await?.map(MutexGuard::new))
     }
 
     /// Returns the holder and the number of waiters, as the server reports them at this moment.
@@ -243,6 +245,10 @@ impl Mutex {
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.lock.force_release(&MUTEX, None).await
     }
+
+    pub(crate) fn request(&self) -> LockRequest {
+        self.lock.request(&MUTEX, None)
+    }
 }
 
 impl fmt::Debug for Mutex {
@@ -264,6 +270,10 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
+    pub(crate) fn new(hold: OwnedLease) -> MutexGuard {
+        MutexGuard { hold }
+    }
+
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.hold.lease()

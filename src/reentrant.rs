@@ -71,7 +71,7 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 /// ```
 #[derive(Clone)]
 pub struct ReentrantLock {
-    lock: NamedLock,
+    pub(crate) lock: NamedLock,
     holds: SharedHolds,
     owner: Owner,
 }
@@ -285,8 +285,13 @@ impl ReentrantLock {
         self.lock.force_release(&REENTRANT, None).await
     }
 
-    fn request(&self) -> LockRequest {
+    pub(crate) fn request(&self) -> LockRequest {
         self.lock.request(&REENTRANT, Some(&self.owner))
+    }
+
+    /// A hold that needs no request, since this process has one of the same owner already.
+    pub(crate) fn enter(&self) -> Result<Option<ReentrantGuard>, Error> {
+        Ok(self.outer_hold(&self.request())?.map(|shared| self.guard(shared)))
     }
 
     /// The hold that this process already has for the same owner. `None` unless nesting is local.
@@ -297,7 +302,7 @@ impl ReentrantLock {
         }
     }
 
-    fn granted(&self, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
+    pub(crate) fn granted(&self, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
         self.guard(match request.options.nesting {
             Nesting::Local => self.holds.share(request, hold),
             Nesting::Counted => SharedHold::of_one_guard(hold),

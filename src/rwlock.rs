@@ -136,7 +136,7 @@ const FOUND: &str = "something that is not a read-write lock";
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    read: NamedLock,
+    pub(crate) read: NamedLock,
     write: NamedLock,
     owner: Option<Owner>,
 }
@@ -363,19 +363,19 @@ impl RwLock {
         self.write.force_release(&WRITE, None).await
     }
 
-    fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
+    pub(crate) fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
         RwLockReadGuard::new(self.owner.as_ref(), hold)
     }
 
-    fn write_guard(&self, hold: OwnedLease) -> RwLockWriteGuard {
+    pub(crate) fn write_guard(&self, hold: OwnedLease) -> RwLockWriteGuard {
         RwLockWriteGuard::new(self.owner.as_ref(), hold, &self.read.options)
     }
 
-    fn to_read(&self) -> LockRequest {
+    pub(crate) fn to_read(&self) -> LockRequest {
         self.read.request(&READ, self.owner.as_ref())
     }
 
-    fn to_write(&self) -> LockRequest {
+    pub(crate) fn to_write(&self) -> LockRequest {
         self.write.request(&WRITE, self.owner.as_ref())
     }
 }

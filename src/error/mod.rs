@@ -8,6 +8,7 @@ mod text;
 use std::fmt::{self, Display};
 use std::time::Duration;
 
+use crate::members::MembersError;
 use crate::name::{Name, NameError};
 
 pub use config::{ConfigError, NodeProblem};
@@ -191,6 +192,8 @@ pub enum Error {
     },
     /// The text is not a valid lock name.
     Name(NameError),
+    /// [`Locks::all`](crate::Locks::all) cannot have these locks together.
+    Members(MembersError),
     /// The client's settings are invalid or contradict each other.
     Config(ConfigError),
 }
@@ -218,7 +221,11 @@ impl Error {
             | Error::TooFewReplicas { context, .. }
             | Error::NotAdmitted { context }
             | Error::NoQuorum { context, .. } => Some(context),
-            Error::Unreleased { .. } | Error::NoOwner { .. } | Error::Name(_) | Error::Config(_) => None,
+            Error::Unreleased { .. }
+            | Error::NoOwner { .. }
+            | Error::Name(_)
+            | Error::Members(_)
+            | Error::Config(_) => None,
         }
     }
 
@@ -259,6 +266,7 @@ impl std::error::Error for Error {
             Error::Unconfirmed { cause, .. } => Some(cause),
             // This error shows their texts, so they are not its sources.
             Error::Name(error) => error.source(),
+            Error::Members(error) => error.source(),
             Error::Config(error) => error.source(),
             _ => None,
         }
@@ -275,6 +283,12 @@ impl fmt::Debug for Error {
 impl From<NameError> for Error {
     fn from(error: NameError) -> Error {
         Error::Name(error)
+    }
+}
+
+impl From<MembersError> for Error {
+    fn from(error: MembersError) -> Error {
+        Error::Members(error)
     }
 }
 

@@ -130,6 +130,7 @@ impl fmt::Display for Reason<'_> {
                 name.as_str()
             ),
             Error::Name(error) => error.fmt(f),
+            Error::Members(error) => error.fmt(f),
             Error::Config(error) => error.fmt(f),
         }
     }

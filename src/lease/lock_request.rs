@@ -89,8 +89,12 @@ impl LockRequest {
 
     /// Whether this attempt of another task is what it asks for.
     pub(super) fn is_for(&self, attempt: &Attempt) -> bool {
-        let is_same = Arc::ptr_eq(&self.options, &attempt.options) || self.options == attempt.options;
-        is_same && ptr::eq(self.kind, attempt.kind)
+        self.has_terms(attempt.kind, &attempt.options)
+    }
+
+    /// Whether it asks for this kind of lock, with these options.
+    pub(super) fn has_terms(&self, kind: &Kind, options: &Arc<Options>) -> bool {
+        ptr::eq(self.kind, kind) && (Arc::ptr_eq(&self.options, options) || self.options == *options)
     }
 
     /// How many tokens an attempt of the task at the front reserves: one for each microsecond of

@@ -4,6 +4,7 @@
 
 mod acquire;
 mod acquire_round;
+mod all_at_once;
 mod attempt;
 mod attempt_guard;
 mod caller;
@@ -39,8 +40,9 @@ mod verbs;
 mod waiter;
 
 pub(crate) use acquire::{acquire, try_acquire};
+pub(crate) use all_at_once::try_all;
 pub(crate) use client::{Client, Servers};
-pub(crate) use held_work::run;
+pub(crate) use held_work::{release_after, run};
 pub(crate) use joint_hold::Hold;
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;

@@ -56,7 +56,7 @@ impl Attempt {
             .shared(self.options.grant_within.map(Word::Until))
             .shared(self.token_ttl())
             .shared(self.capacity().or_else(|| self.reserved_tokens()))
-            .shared(Word::Default)
+            .shared(Word::All)
             .shared(purpose)
             .replicated(self.options.wants_replicas());
         let is_guarded = self.has_restart_guard();

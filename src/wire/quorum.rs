@@ -11,9 +11,11 @@ use tokio::runtime::Handle;
 use super::failure::{Failure, NodeReplies, NodeReply};
 use super::handshake::Facts;
 use super::node::Node;
+use super::request::have_one_slot;
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
 use crate::events::Observer;
+use crate::name::Name;
 use crate::traces::Report;
 
 /// One node, or several.
@@ -52,6 +54,11 @@ impl Nodes {
             has_connected: AtomicBool::new(false),
             holds,
         }
+    }
+
+    /// Whether one call may have both locks.
+    pub(crate) fn have_one_slot(&self, one: &Name, other: &Name) -> bool {
+        !self.has_cluster() || have_one_slot(one, other)
     }
 
     pub(crate) fn has_cluster(&self) -> bool {

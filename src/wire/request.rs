@@ -19,6 +19,14 @@ pub(super) type Slot = redis::cluster_routing::Slot;
 #[cfg(not(feature = "cluster"))]
 pub(super) type Slot = std::convert::Infallible;
 
+/// Whether the keys of both locks are in one slot of a cluster.
+pub(super) fn have_one_slot(_one: &Name, _other: &Name) -> bool {
+    #[cfg(feature = "cluster")]
+    return Slot::for_key(_one.key()) == Slot::for_key(_other.key());
+    #[cfg(not(feature = "cluster"))]
+    true
+}
+
 /// The most locks that a call may have.
 const MAX_LOCKS: usize = 128;
 
@@ -83,9 +91,10 @@ impl PreparedCall {
     pub(super) fn write(requests: &[&PreparedCall], form: Form) -> Cmd {
         let Some(first) = requests.first() else { return Cmd::new() };
         let Call { script, own, shared, node, .. } = &*first.call;
-        let locks: Vec<&Name> = requests.iter().filter_map(|request| request.call.lock.as_ref()).collect();
-        let keys = 3 * locks.len() + usize::from(node.is_some());
-        let words = 4 + keys + own.len() * requests.len() + shared.len();
+        let calls: Vec<&Call> = requests.iter().flat_map(|request| request.call.members()).collect();
+        let locks = || calls.iter().filter_map(|call| call.lock.as_ref());
+        let keys = 3 * locks().count() + usize::from(node.is_some());
+        let words = 4 + keys + own.len() * calls.len() + shared.len();
         let mut cmd = Cmd::with_capacity(words, 64 * words);
         match (form, first.is_read_only) {
             (Form::Sha1, false) => cmd.arg("EVALSHA").arg(script.sha1()),
@@ -95,14 +104,14 @@ impl PreparedCall {
         };
         cmd.arg(keys);
         for key in [Name::key, Name::waiters, Name::fence] {
-            locks.iter().for_each(|lock| _ = cmd.arg(key(lock)));
+            locks().for_each(|lock| _ = cmd.arg(key(lock)));
         }
         cmd.arg(node.as_deref()).arg(first.call.verb());
         for place in 0..own.len() {
-            let words = requests.iter().filter_map(|request| request.call.own.get(place));
+            let words = calls.iter().filter_map(|call| call.own.get(place));
             words.for_each(|word| first.write_word(word, &mut cmd));
         }
-        let sent = shared.iter().rposition(|word| *word != Word::Default).map_or(0, |last| last + 1);
+        let sent = shared.iter().rposition(|word| !first.call.is_default(word)).map_or(0, |last| last + 1);
         shared.iter().take(sent).for_each(|word| first.write_word(word, &mut cmd));
         cmd
     }
@@ -120,7 +129,8 @@ impl PreparedCall {
             Word::Until(span) if self.clock.latest() > 0 => {
                 cmd.arg(self.clock.now() + u64::try_from(span.as_micros()).unwrap_or(0))
             }
-            Word::Default | Word::Until(_) => cmd.arg(""),
+            Word::All if !self.call.is_default(word) => cmd.arg(1),
+            Word::Default | Word::All | Word::Until(_) => cmd.arg(""),
             Word::Run => cmd.arg(self.run.as_deref().unwrap_or_default()),
         };
     }

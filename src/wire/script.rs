@@ -54,6 +54,8 @@ pub(crate) struct Call {
     pub(super) replicas: Option<(u32, Duration)>,
     pub(super) may_combine: bool,
     is_read_only: bool,
+    /// The calls of all its locks, if it is for several, of which all are granted or none.
+    group: Vec<Arc<Call>>,
 }
 
 /// A word of a call.
@@ -72,6 +74,8 @@ pub(crate) enum Word {
     Until(Duration),
     /// The run id of the server that receives the request.
     Run,
+    /// Whether the call is for all of its locks or none; empty if each is for itself.
+    All,
 }
 
 impl From<u64> for Word {
@@ -111,6 +115,7 @@ impl Call {
             replicas: None,
             may_combine: true,
             is_read_only: false,
+            group: Vec::new(),
         }
     }
 
@@ -126,7 +131,25 @@ impl Call {
             replicas: None,
             may_combine: false,
             is_read_only: false,
+            group: Vec::new(),
         }
+    }
+
+    /// One call for the locks of several: the server grants all of them or none. They differ only
+    /// in the words of each lock, and there is at least one.
+    pub(crate) fn for_all(calls: Vec<Arc<Call>>) -> Call {
+        Call { may_combine: false, group: calls.clone(), ..(*calls[0]).clone() }
+    }
+
+    /// The calls of its locks: itself, unless it is for several.
+    pub(super) fn members(&self) -> impl Iterator<Item = &Call> {
+        let itself = self.group.is_empty().then_some(self);
+        self.group.iter().map(Arc::as_ref).chain(itself)
+    }
+
+    /// Whether this shared word is written as an empty one.
+    pub(super) fn is_default(&self, word: &Word) -> bool {
+        *word == Word::Default || *word == Word::All && self.group.is_empty()
     }
 
     /// Adds the key of a guarded quorum's node.
@@ -238,6 +261,24 @@ impl Reply {
             _ => return None,
         };
         Some(answer)
+    }
+
+    /// The tokens of a call for `count` locks that were all granted.
+    pub(crate) fn tokens(&self, count: usize) -> Option<Vec<u64>> {
+        let token = |number: i64| u64::try_from(number).ok().filter(|token| *token < HIGHEST);
+        let tokens: Option<Vec<u64>> = self.numbers()?.into_iter().map(token).collect();
+        tokens.filter(|tokens| tokens.len() == count)
+    }
+
+    /// Whether one of the locks of such a call is in use.
+    pub(crate) fn has_busy_lock(&self) -> bool {
+        let is_busy = |answer: &Value| match answer {
+            Value::Array(answer) => {
+                matches!(answer.as_slice(), [Value::Int(free_in), Value::Int(_)] if *free_in != TOO_LOW)
+            }
+            _ => false,
+        };
+        matches!(&self.value, Value::Array(answers) if answers.iter().any(is_busy))
     }
 
     /// The numbers of a list of integers.

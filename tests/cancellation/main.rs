@@ -20,6 +20,7 @@ mod port;
 mod request_names;
 mod scenario;
 mod server;
+mod several;
 mod steps;
 
 mod holds;

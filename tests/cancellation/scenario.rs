@@ -44,6 +44,7 @@ pub(super) struct Fixture {
     pub(super) net: Rc<Network>,
     pub(super) kind: Kind,
     pub(super) locks: Locks,
+    rival_locks: Locks,
     pub(super) lock: AnyLock,
     /// The same lock through the rival, which the subject excludes.
     pub(super) rival: AnyLock,
@@ -84,6 +85,11 @@ impl Scenario {
 }
 
 impl Fixture {
+    /// Another lock of this kind through the rival.
+    pub(super) fn rival_of(&self, name: &str) -> AnyLock {
+        self.kind.rival().lock(&self.rival_locks, name)
+    }
+
     /// How many waiters are queued for the lock.
     pub(super) fn queued(&self) -> usize {
         let key = format!("{{{}}}:waiters", self.lock.key());
@@ -270,6 +276,7 @@ impl Case {
             kind,
             lock: kind.lock(&locks, &name),
             rival: kind.rival().lock(rival, &name),
+            rival_locks: rival.clone(),
             locks,
             name: name.clone(),
         };
@@ -321,7 +328,7 @@ impl Case {
         let Ok(Some(guard)) = got else { panic!("{at}: the lock is not free: {got:?}") };
         net.flow("the release", guard.release()).await.unwrap();
         net.eventually(&format!("{at}: idle"), || locks.is_idle()).await;
-        drop((rival, locks, fixture.lock));
+        drop((rival, fixture.rival_locks, locks, fixture.lock));
         net.eventually(&format!("{at}: no task is left"), || tasks() <= tasks_before).await;
         assert_eq!(left(net, &name), [""; 0], "{at}");
         // Token counters and marks remain for a while: thousands of runs would make KEYS slow.

@@ -27,6 +27,7 @@ const LAYERS: [(&str, &[&str]); 4] = [
             "inspection",
             "labels",
             "measure",
+            "members",
             "name",
             "options",
             "owner",
@@ -37,7 +38,7 @@ const LAYERS: [(&str, &[&str]); 4] = [
     ),
     ("wire", &["wire"]),
     ("lease", &["lease"]),
-    ("kinds", &["queries", "locks", "mutex", "reentrant", "rwlock"]),
+    ("kinds", &["all", "queries", "locks", "mutex", "reentrant", "rwlock"]),
 ];
 
 /// The files of two layers, lowest first. A file uses only those before it.
@@ -53,7 +54,7 @@ const INSIDE: [(&str, &str); 2] = [
         "lease",
         "kind validity caller attempt verbs schedule_entry lease_end lease held_work schedule keeper renewal connection_watch shared_poll local_queue client \
          off_runtime lock_request close release attempt_guard cohort owned_lease reply_tally grant_clock \
-         acquire_round outage_deadline poll_budget waiter progress local_wait acquire shared_hold joint_hold",
+         acquire_round outage_deadline poll_budget waiter progress local_wait acquire all_at_once shared_hold joint_hold",
     ),
 ];
 

@@ -78,6 +78,14 @@ macro_rules! alone {
 macro_rules! passed_on {
     ($core:tt $rest:tt Mutex) => {
         crate::suite::matrix::passed_on! { $core $rest }
+        crate::suite::matrix::tests! { $core several:
+            several_locks_are_held_and_released_together one_busy_lock_keeps_all_from_being_tried
+        }
+        crate::suite::matrix::tests! { $rest several:
+            locks_of_one_slot_are_one_request a_name_twice_is_an_error_before_any_request
+            work_under_several_locks_ends_with_the_first_loss a_task_that_waits_holds_no_later_lock
+            random_sets_of_names_do_not_deadlock
+        }
     };
     ($core:tt $rest:tt Write) => {
         crate::suite::matrix::passed_on! { $core $rest }

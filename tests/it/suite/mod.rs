@@ -14,6 +14,7 @@ mod readers;
 mod release;
 mod run;
 mod rw_modes;
+mod several;
 mod shared_reads;
 mod unknown_outcomes;
 mod upgrades;

@@ -1,0 +1,297 @@
+//! [`All`]: several locks that are acquired together.
+
+mod leases;
+mod member;
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::lease::{Client, release_after, try_all};
+use crate::members::MembersError;
+use crate::name::Name;
+use member::MemberGuard;
+
+pub use leases::Leases;
+pub use member::Member;
+
+/// How many locks may be acquired together: as many as one call of a script may have.
+const MOST: usize = 128;
+
+/// Several locks of any kinds that are acquired together: see [`Locks::all`](crate::Locks::all).
+///
+/// **What it promises**: a call holds all of the locks or none of them when it returns. Calls never
+/// wait for each other in a circle, in whatever order their locks were named, since each acquires
+/// them in the order of their keys.
+///
+/// **What it does not**:
+/// - Wait for all at once: while it waits for one, it holds those before it in the order, and other
+///   clients wait for these. With many names of which one is contended, all become slow.
+/// - Know what else the task holds. A task that already has a lock which comes later in the order
+///   may wait for another one in a circle: acquire all together, or the others before.
+/// - Enter again: a mutex that the task holds is waited for, for ever.
+///
+/// ```no_run
+/// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+/// let accounts = [locks.mutex("account:1")?, locks.mutex("account:2")?];
+/// let guard = locks.all(accounts)?.lock().await?;
+/// // Both are held; `guard.leases()` has their leases and tokens.
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct All {
+    /// In the order of their keys.
+    members: Arc<[Member]>,
+}
+
+impl All {
+    pub(crate) fn new(client: &Arc<Client>, mut members: Vec<Member>) -> Result<All, MembersError> {
+        if members.is_empty() {
+            return Err(MembersError::None);
+        }
+        if members.len() > MOST {
+            return Err(MembersError::TooMany(members.len()));
+        }
+        if let Some(other) = members.iter().find(|member| !Arc::ptr_eq(&member.lock().client, client)) {
+            return Err(MembersError::OtherClient(other.name().clone()));
+        }
+        members.sort_by(|one, other| one.name().key().cmp(other.name().key()));
+        let twice = members.windows(2).find(|pair| pair[0].name().key() == pair[1].name().key());
+        if let Some(pair) = twice {
+            return Err(MembersError::Twice(pair[0].name().clone()));
+        }
+        Ok(All { members: members.into() })
+    }
+
+    /// Returns the names of the locks, in the order in which they are acquired.
+    pub fn names(&self) -> impl Iterator<Item = &Name> {
+        self.members.iter().map(Member::name)
+    }
+
+    /// Acquires all locks, waiting for one after the other. If all are free, that is one request
+    /// for the locks of each kind and slot; on a [quorum](crate::LocksBuilder::quorum), one for
+    /// each lock.
+    ///
+    /// # Errors
+    /// - Those of `lock`, `read` or `write` of each lock, which they name. The others are released
+    ///   in the background.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, everything that was granted is released in the background, and no
+    /// place in a queue is left.
+    pub async fn lock(&self) -> Result<AllGuard, Error> {
+        self.acquire(None).await
+    }
+
+    /// Acquires all locks like [`lock`](All::lock), within `limit`, which covers all of them. A
+    /// limit of zero means one try, like [`try_lock`](All::try_lock).
+    ///
+    /// # Errors
+    /// - [`Error::TimedOut`]: the limit elapsed; it names the lock that was waited for.
+    /// - Those of [`lock`](All::lock).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`lock`](All::lock).
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<AllGuard, Error> {
+        self.acquire(Some(limit)).await
+    }
+
+    /// Acquires all locks if each of them could be acquired at once, as `try_lock` of its kind
+    /// would; returns `None` otherwise, and holds none of them then.
+    ///
+    /// Locks of one kind with the same options are one request, in which the server grants all or
+    /// none; in a cluster, those of one slot. Of others, and on a quorum, those that were granted
+    /// first are released before this returns.
+    ///
+    /// # Errors
+    /// - Those of `try_lock`, `try_read` or `try_write` of each lock, which they name.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`lock`](All::lock).
+    pub async fn try_lock(&self) -> Result<Option<AllGuard>, Error> {
+        let mut guards: Vec<Option<MemberGuard>> = Vec::with_capacity(self.members.len());
+        let (mut asking, mut requests) = (Vec::new(), Vec::new());
+        for (place, member) in self.members.iter().enumerate() {
+            let entered = match member {
+                Member::Reentrant(lock) => lock.enter()?.map(MemberGuard::Reentrant),
+                _ => None,
+            };
+            if entered.is_none() {
+                asking.push(place);
+                requests.push(member.request());
+            }
+            guards.push(entered);
+        }
+        let Some(holds) = try_all(&requests).await? else { return Ok(None) };
+        for ((place, request), hold) in asking.into_iter().zip(&requests).zip(holds) {
+            guards[place] = Some(self.members[place].guard(request, hold));
+        }
+        Ok(Some(AllGuard::new(guards.into_iter().flatten().collect())))
+    }
+
+    /// Acquires all locks, runs `work` while all their leases are valid, and releases them, also if
+    /// the work fails.
+    ///
+    /// **What it promises**: `Ok` means that all leases were valid when the work ended, and that
+    /// the locks were released. If one lease ends first, the work is dropped at its current await.
+    ///
+    /// **What it does not**: undo what the work did before it was dropped. Give each resource the
+    /// [fencing token](crate::Lease::fencing_token) of its lock.
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, Locks, Member};
+    /// # async fn run(locks: Locks) -> Result<(), Error> {
+    /// let (stock, prices) = (locks.mutex("stock")?, locks.rwlock("prices")?);
+    /// let both = locks.all([stock.into(), Member::Read(prices)])?;
+    /// both.run(async |leases| {
+    ///     let token = leases.get("stock").and_then(|lease| lease.fencing_token());
+    ///     Ok::<_, Error>(()) // change the stock, at prices that stay
+    /// }).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - Those of [`lock`](All::lock): the work has not begun.
+    /// - [`Error::Lost`]: a lease ended before the work did; it names the lock.
+    /// - Those of [`AllGuard::release`]: the work is done, and its result is dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a dropped call drops the work, and the locks are released in the background.
+    pub async fn run<T, E: From<Error>>(
+        &self,
+        work: impl AsyncFnOnce(Leases) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.lock().await?.run(work).await
+    }
+
+    /// Runs `work` like [`run`](All::run), if the locks are acquired within `limit`, which does not
+    /// limit the work.
+    ///
+    /// # Errors
+    /// - Those of [`lock_timeout`](All::lock_timeout) and [`run`](All::run).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`run`](All::run).
+    pub async fn run_timeout<T, E: From<Error>>(
+        &self,
+        limit: Duration,
+        work: impl AsyncFnOnce(Leases) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.lock_timeout(limit).await?.run(work).await
+    }
+
+    /// One try for all, and then one after the other: a task holds only locks before the one that
+    /// it waits for.
+    async fn acquire(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {
+        let until = limit.map(|limit| Moment::now() + limit);
+        let trying = self.try_lock();
+        let tried = match limit {
+            None | Some(Duration::ZERO) => trying.await,
+            Some(limit) => tokio::time::timeout(limit, trying).await.unwrap_or(Ok(None)),
+        };
+        match tried {
+            Ok(Some(guard)) => return Ok(guard),
+            Ok(None) => {}
+            // A call that waits outlasts it.
+            Err(error) if error.is_transient() && limit != Some(Duration::ZERO) => {}
+            Err(error) => return Err(error),
+        }
+        let mut guards = Vec::with_capacity(self.members.len());
+        for member in &*self.members {
+            let left = until.map(|until| until.since(Moment::now()));
+            guards.push(member.acquire(left).await.map_err(|error| within(limit, error))?);
+        }
+        Ok(AllGuard::new(guards))
+    }
+}
+
+/// Of the time that a call had left for one lock, the caller knows only the whole.
+fn within(whole: Option<Duration>, error: Error) -> Error {
+    match (error, whole) {
+        (Error::TimedOut { context, holds_itself, .. }, Some(limit)) => {
+            Error::TimedOut { context, limit, holds_itself }
+        }
+        (error, _) => error,
+    }
+}
+
+/// Holds several locks, and renews their leases while it lives.
+///
+/// # Release on drop is not immediate
+/// Dropping the guard releases the locks in a background task, soon, and failures are only logged.
+/// Call [`release`](AllGuard::release) to learn the outcome. If the process ends first, the locks
+/// stay held until their TTLs expire.
+#[must_use = "if unused, the locks are released at once"]
+#[clippy::has_significant_drop]
+pub struct AllGuard {
+    /// In the order of their keys.
+    guards: Vec<MemberGuard>,
+    leases: Leases,
+}
+
+impl AllGuard {
+    fn new(guards: Vec<MemberGuard>) -> AllGuard {
+        let leases = Leases(guards.iter().map(|guard| guard.lease().clone()).collect());
+        AllGuard { guards, leases }
+    }
+
+    /// Returns the leases, which say until when each lock is held, and with which fencing token.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Releases all locks, the last one in the order first, and waits until that is done. Their
+    /// requests travel together.
+    ///
+    /// # Errors
+    /// - The first one of those of the guards' `release`, which names the lock. The others are
+    ///   released all the same.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the releases continue in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        all_of(self.guards.into_iter().rev().map(MemberGuard::release)).await
+    }
+
+    async fn run<T, E: From<Error>>(self, work: impl AsyncFnOnce(Leases) -> Result<T, E>) -> Result<T, E> {
+        let leases = self.leases.clone();
+        release_after(leases.while_held(work(leases.clone())), self.release()).await
+    }
+}
+
+/// Awaits all of these at the same time, begun in this order. Returns the first error in it.
+async fn all_of<F: Future<Output = Result<(), Error>>>(futures: impl Iterator<Item = F>) -> F::Output {
+    let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut outcomes: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (future, outcome) in
+            running.iter_mut().zip(&mut outcomes).filter(|(_, outcome)| outcome.is_none())
+        {
+            if let Poll::Ready(ended) = future.as_mut().poll(context) {
+                *outcome = Some(ended);
+            }
+        }
+        if outcomes.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outcomes.into_iter().flatten().collect()
+}
+
+impl fmt::Debug for All {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("All").field(&self.members).finish()
+    }
+}
+
+impl fmt::Debug for AllGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AllGuard").field(&self.leases.0).finish()
+    }
+}
