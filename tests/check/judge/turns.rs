@@ -1,6 +1,7 @@
 //! Rule "turn": once its turn is over, a client does not keep a lock that another client waits for.
 
 use super::{Case, Hold, PROMPT, Verdict};
+use crate::clock::STEP;
 use crate::plan::{LOCAL_TURN, TTL};
 use crate::support::Kind;
 use crate::workload::LOCKS;
@@ -50,7 +51,9 @@ fn is_over(first: &Hold, hold: &Hold) -> bool {
 fn waiter<'a>(case: &'a Case<'_>, lock: &str, first: &Hold, next: &Hold) -> Option<&'a Hold> {
     let (from, to) = (first.granted?.at, next.granted?.at);
     let hits = |hold: &Hold| case.is_hit(hold, from - TTL, to);
-    if hits(first) || case.were_silent(from - 2 * PROMPT, to) {
+    // A place in a queue is a time of the server's clock, so a step moves it to the front or back.
+    let is_stepped = case.windows_during(from - 2 * STEP, to).any(|window| window.fault.sets_clock());
+    if hits(first) || is_stepped || case.were_silent(from - 2 * PROMPT, to) {
         return None;
     }
     let holds = || case.holds.iter().filter(|hold| hold.lock == lock);
