@@ -66,7 +66,7 @@ pub async fn one_busy_lock_keeps_all_from_being_tried(setup: Setup) {
         assert!(matches!(all.lock_timeout(Duration::ZERO).await, Err(Error::TimedOut { .. })));
         let limit = Duration::from_millis(50);
         let error = all.lock_timeout(limit).await.unwrap_err();
-        assert!(matches!(&error, Error::TimedOut { limit: told, .. } if *told == limit), "{error:?}");
+        assert!(matches!(&error, Error::TimedOut { limit: whole, .. } if *whole == limit), "{error:?}");
         assert_eq!(error.context().unwrap().lock().unwrap().as_str(), name, "it names the lock");
         eventually("the others are free", || async { held(&setup).await.len() == 1 }).await;
         guard.release().await.unwrap();
@@ -127,7 +127,7 @@ pub async fn work_under_several_locks_ends_with_the_first_loss(setup: Setup) {
     let outcome = all.run(async |leases: Leases| {
         assert!(other.force_release().await?);
         let end = leases.get("y").unwrap().lost().await;
-        unreachable!("the work is dropped, not told {end:?}") as Result<(), Error>
+        unreachable!("the work is dropped before it sees {end:?}") as Result<(), Error>
     });
     let error = soon("the work is dropped", outcome).await.unwrap_err();
     assert!(matches!(&error, Error::Lost { .. }), "{error:?}");
