@@ -81,6 +81,7 @@ impl All {
     /// # Errors
     /// - Those of `lock`, `read` or `write` of each lock, which they name. The others are released
     ///   in the background.
+    /// - [`Error::Lost`]: a lease ended while the call waited for a later lock.
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, everything that was granted is released in the background, and no
@@ -206,7 +207,12 @@ impl All {
         let mut guards = Vec::with_capacity(self.members.len());
         for member in &*self.members {
             let left = until.map(|until| until.since(Moment::now()));
-            guards.push(member.acquire(left).await.map_err(|error| within(limit, error))?);
+            if let (Some(Duration::ZERO), Some(limit)) = (left, limit) {
+                return Err(member.request().timed_out(limit));
+            }
+            // A lease that is lost meanwhile is not waited with.
+            let acquiring = Leases::of(&guards).while_held(member.acquire(left)).await?;
+            guards.push(acquiring.map_err(|error| within(limit, error))?);
         }
         Ok(AllGuard::new(guards))
     }
@@ -238,7 +244,7 @@ pub struct AllGuard {
 
 impl AllGuard {
     fn new(guards: Vec<MemberGuard>) -> AllGuard {
-        let leases = Leases(guards.iter().map(|guard| guard.lease().clone()).collect());
+        let leases = Leases::of(&guards);
         AllGuard { guards, leases }
     }
 

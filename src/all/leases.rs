@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::member::MemberGuard;
 use crate::error::Error;
 use crate::lease::Lease;
 
@@ -13,6 +14,10 @@ use crate::lease::Lease;
 pub struct Leases(pub(super) Arc<[Lease]>);
 
 impl Leases {
+    pub(super) fn of(guards: &[MemberGuard]) -> Leases {
+        Leases(guards.iter().map(|guard| guard.lease().clone()).collect())
+    }
+
     /// Returns the lease of the lock of this name; `None` if there is none.
     pub fn get(&self, name: &str) -> Option<&Lease> {
         self.iter().find(|lease| lease.name().as_str() == name)

@@ -158,7 +158,7 @@ impl LockRequest {
     }
 
     /// The limit of the call has elapsed.
-    pub(super) fn timed_out(&self, limit: Duration) -> Error {
+    pub(crate) fn timed_out(&self, limit: Duration) -> Error {
         let holds_itself = self.client.is_held_by_caller(&self.name);
         Error::TimedOut { context: self.context(), limit, holds_itself }
     }
