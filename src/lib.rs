@@ -6,11 +6,20 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
-    not(all(feature = "cluster", feature = "pool", feature = "sentinel", feature = "tls")),
+    not(all(
+        feature = "blocking",
+        feature = "cluster",
+        feature = "pool",
+        feature = "sentinel",
+        feature = "tls"
+    )),
     allow(rustdoc::broken_intra_doc_links, reason = "links to what is behind a feature that is off")
 )]
 
 mod all;
+#[cfg(feature = "blocking")]
+#[cfg_attr(docsrs, doc(cfg(feature = "blocking")))]
+pub mod blocking;
 mod clock;
 mod deployment;
 mod diagnosis;
@@ -57,6 +66,7 @@ mod wire;
 /// | [Fencing your data](crate::guide::fencing) | SQL, Redis, object stores |
 /// | [Waiting](crate::guide::waiting) | queues, notifications, limits, outages |
 /// | [Errors](crate::guide::errors) | every error, and what to do |
+/// | [Without async](crate::guide::without_async) | the same locks for programs that block |
 ///
 /// | to run | |
 /// |---|---|
@@ -172,6 +182,10 @@ pub mod guide {
     #[doc = include_str!("../docs/images/embedded.md")]
     #[doc = include_str!("../docs/waiting.md")]
     pub mod waiting {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/without-async.md")]
+    pub mod without_async {}
 }
 
 #[cfg(feature = "pool")]

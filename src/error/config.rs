@@ -177,6 +177,17 @@ pub enum ConfigError {
     /// The client was made outside a tokio runtime, which its tasks need.
     #[error("a client must be made on a tokio runtime; this thread is not on one")]
     NoRuntime,
+    /// A call of [`blocking`](crate::blocking) was made on a tokio runtime, whose other tasks would
+    /// stand still meanwhile; nothing was sent.
+    #[error("a blocking call on a tokio runtime would block its other tasks; use redlatch::Locks there")]
+    InsideRuntime,
+    /// The thread of a [`blocking`](crate::blocking) client could not be started.
+    #[error("the client's thread could not be started")]
+    Thread {
+        /// The operating system's error: the source.
+        #[source]
+        cause: std::io::Error,
+    },
     /// An option belongs to the connections, which exist already.
     #[error("{option} belongs to the connections, which exist already: set it with LocksBuilder::options")]
     ConnectionOption {

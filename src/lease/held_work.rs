@@ -1,7 +1,9 @@
-//! [`run`]: work under a lock that is held. [`release_after`]: under several.
+//! [`run`]: work under a lock that is held. [`release_after`]: under several. [`Lease::check`]: for
+//! work that cannot be dropped, step by step.
 
 use super::lease::Lease;
 use crate::error::Error;
+use crate::fencing::FencingToken;
 use crate::traces::event;
 
 /// Runs `work` while the lease is valid, and releases it whatever the outcome.
@@ -26,15 +28,44 @@ pub(crate) async fn release_after<T, E: From<Error>>(
 ) -> Result<T, E> {
     let outcome = work.await;
     let released = release.await;
-    match outcome {
-        Ok(Ok(value)) => released.map(|()| value).map_err(E::from),
-        Ok(Err(error)) => {
-            if let Err(_release) = released {
-                event!(warn, error = %_release, "the work failed, and so did the release");
-            }
+    // The release of a lost lease says the same as the loss.
+    conclude(outcome?, released)
+}
+
+/// The outcome of work that ended by itself, and of the release that followed.
+pub(crate) fn conclude<T, E: From<Error>>(
+    outcome: Result<T, E>,
+    released: Result<(), Error>,
+) -> Result<T, E> {
+    match (outcome, released) {
+        (Ok(value), released) => released.map(|()| value).map_err(E::from),
+        (Err(error), Ok(())) => Err(error),
+        (Err(error), Err(_release)) => {
+            event!(warn, error = %_release, "the work failed, and so did the release");
             Err(error)
         }
-        // The release of a lost lease says the same.
-        Err(ended) => Err(E::from(ended)),
+    }
+}
+
+impl Lease {
+    /// Returns the [fencing token](Lease::fencing_token) while the lease is valid: the check before
+    /// each step of work that cannot be dropped, such as code that blocks. It sends no request.
+    ///
+    /// ```no_run
+    /// # fn write(part: u64, token: Option<redlatch::FencingToken>) {}
+    /// # fn run(lease: redlatch::Lease) -> Result<(), redlatch::Error> {
+    /// for part in 0..100 {
+    ///     write(part, lease.check()?);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// **What it does not**: promise that the lease is still valid when the step ends. The resource
+    /// compares the token.
+    ///
+    /// # Errors
+    /// - Those of [`while_held`](Lease::while_held).
+    pub fn check(&self) -> Result<Option<FencingToken>, Error> {
+        self.end().map_or(Ok(self.fencing_token()), |end| Err(self.error(end)))
     }
 }

@@ -229,7 +229,7 @@ impl Lease {
     }
 
     /// The error of work under a lease that ended.
-    fn error(&self, end: LeaseEnd) -> Error {
+    pub(super) fn error(&self, end: LeaseEnd) -> Error {
         let context = Context::of(Operation::Hold, self.name());
         let context = match self.attempt().server() {
             Some(server) => context.on(server),

@@ -99,15 +99,23 @@ fn lines(name: &str, page: &str) -> Vec<String> {
 }
 
 fn public_api() -> BTreeSet<String> {
+    let pages = documented();
+    let mut api = items(&pages, "");
+    api.extend(items(&pages.join("blocking"), "blocking::"));
+    api
+}
+
+/// The items of one module, whose folder has a page of each.
+fn items(folder: &Path, module: &str) -> BTreeSet<String> {
     let mut api = BTreeSet::new();
-    for file in std::fs::read_dir(documented()).unwrap() {
+    for file in std::fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();
         let file = path.file_name().unwrap().to_str().unwrap().to_owned();
         let Some((kind, name)) = file.strip_suffix(".html").and_then(|file| file.split_once('.')) else {
             continue;
         };
         if ["struct", "enum", "trait", "fn", "macro", "constant", "type"].contains(&kind) {
-            api.extend(lines(name, &std::fs::read_to_string(&path).unwrap()));
+            api.extend(lines(&format!("{module}{name}"), &std::fs::read_to_string(&path).unwrap()));
         }
     }
     api

@@ -38,7 +38,7 @@ const LAYERS: [(&str, &[&str]); 4] = [
     ),
     ("wire", &["wire"]),
     ("lease", &["lease"]),
-    ("kinds", &["all", "queries", "locks", "mutex", "reentrant", "rwlock"]),
+    ("kinds", &["all", "queries", "locks", "mutex", "reentrant", "rwlock", "blocking"]),
 ];
 
 /// The files of two layers, lowest first. A file uses only those before it.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "that is how a test fails")]
 //! Integration tests, with private servers. `tests/README.md` says where each test is.
 
+mod blocking;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 mod cluster;
 #[cfg(all(feature = "cluster", feature = "sentinel"))]

@@ -13,6 +13,9 @@ use crate::support::{Kind, Protocol, Stopwatch, Topology, Wake, open_at, role};
 fn play() {
     let Some(role) = role() else { return };
     let words: Vec<&str> = role.iter().map(String::as_str).collect();
+    if let ["blocking", url] = words.as_slice() {
+        return end_with_locks(url);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         match words.as_slice() {
@@ -81,6 +84,19 @@ async fn hold(url: &str, kind: &str, ttl_ms: u64) {
             command => panic!("no such command: {command:?}"),
         }
     }
+}
+
+/// Acquires 200 locks without a runtime, drops them and ends at once, as if `main` returned.
+fn end_with_locks(url: &str) {
+    let locks =
+        redlatch::blocking::Locks::connect(Locks::builder().server(url).options(long_limits())).unwrap();
+    let lock = |n| locks.mutex(format!("x{n}")).unwrap().lock().unwrap();
+    let guards: Vec<_> = (0..200).map(lock).collect();
+    say("holding", guards.len());
+    read_line();
+    drop(locks);
+    drop(guards);
+    std::process::exit(0);
 }
 
 /// Measures the time until a command.
