@@ -2,6 +2,7 @@
 
 mod builder;
 mod doctor;
+mod election;
 mod force;
 mod node_status;
 mod rejoin;

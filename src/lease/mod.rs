@@ -42,9 +42,7 @@ mod waiter;
 pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use all_at_once::try_all;
 pub(crate) use client::{Client, Servers};
-#[cfg(feature = "blocking")]
-pub(crate) use held_work::conclude;
-pub(crate) use held_work::{release_after, run};
+pub(crate) use held_work::{conclude, release_after, run};
 pub(crate) use joint_hold::Hold;
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Nesting, Options, Owner, RwLock};
+use redlatch::{Error, Nesting, Options, Owner, RwLock};
 use tokio::time::sleep;
 
 use super::locks::{AnyGuard, AnyLock, Kind};
@@ -83,6 +83,29 @@ fn cancelled_holds_leave_nothing_whenever_a_connection_fails() {
         .kinds(kinds)
         .early(1)
         .run(silent);
+}
+
+/// The work takes a while, so that the connections may fail while it runs.
+#[test]
+fn cancelled_elections_leave_nothing() {
+    let elected = |fixture: &Fixture| {
+        let (locks, name) = (fixture.locks.clone(), fixture.name.clone());
+        Scenario::of(async move {
+            let work = async |_| {
+                sleep(Duration::from_secs(1)).await;
+                Ok::<_, Error>(())
+            };
+            drop(locks.elect(&name, work).await); // the release may fail
+        })
+    };
+    let kinds = &[Kind::Mutex];
+    Case::new("elect", 9, HOLD).kinds(kinds).run(async |fixture| elected(fixture));
+    Case::new("elect-broken", 9, &["connect", "acquire", "release"]).kinds(kinds).early(1).run(
+        async |fixture| {
+            let net = fixture.net.clone();
+            elected(fixture).meanwhile(async move { net.cut(false) })
+        },
+    );
 }
 
 pub(super) async fn nested(fixture: &Fixture) -> Scenario {

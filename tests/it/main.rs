@@ -13,6 +13,7 @@ mod fenced_sql;
 mod fenced_write;
 mod insight;
 mod inspection;
+mod leader;
 mod lease;
 mod locks;
 mod logs;

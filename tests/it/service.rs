@@ -1,7 +1,7 @@
 //! The example `service`, run as processes: its replies, and the keys that it leaves on its server.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use redlatch::{Locks, Owner};
@@ -11,27 +11,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::support::tls::{Authority, is_available, url};
-use crate::support::{Server, eventually, queued, soon};
+use crate::support::{Server, eventually, example, queued, soon};
 
 /// The program, built once for all tests.
-static PROGRAM: LazyLock<String> = LazyLock::new(|| {
-    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let arguments = ["build", "--quiet", "--all-features", "--example", "service", "--target-dir"];
-    let mut cargo = Command::new(env!("CARGO"));
-    // Else everything is built again, as if for another package or another toolchain.
-    let package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars().filter(|(name, _)| package(name) || name == "RUSTC_BOOTSTRAP") {
-        cargo.env_remove(name);
-    }
-    let built = cargo.args(arguments).arg(target).arg("--message-format=json");
-    let built = built.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit()).output().unwrap();
-    assert!(built.status.success(), "cargo build: {}", built.status);
-    let artifact = |line: &str| -> Option<String> {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        (message["target"]["name"] == "service").then(|| message["executable"].as_str().map(str::to_owned))?
-    };
-    String::from_utf8(built.stdout).unwrap().lines().find_map(artifact).expect("cargo names the program")
-});
+static PROGRAM: LazyLock<String> = LazyLock::new(|| example("service"));
 
 /// A TLS server for the service.
 struct Fixture {

@@ -74,7 +74,8 @@ macro_rules! alone {
     };
 }
 
-/// Behaviours of locks that the tasks of one client pass on to each other.
+/// Behaviours of locks that the tasks of one client pass on to each other. Elections, and several
+/// locks together, are tested with mutexes.
 macro_rules! passed_on {
     ($core:tt $rest:tt Mutex) => {
         crate::suite::matrix::passed_on! { $core $rest }
@@ -85,6 +86,12 @@ macro_rules! passed_on {
             locks_of_one_slot_are_one_request a_name_twice_is_an_error_before_any_request
             work_under_several_locks_ends_with_the_first_loss a_task_that_waits_holds_no_later_lock
             random_sets_of_names_do_not_deadlock
+        }
+        crate::suite::matrix::tests! { $core election: one_candidate_leads_at_a_time }
+        crate::suite::matrix::tests! { $rest election:
+            a_leader_that_lost_its_lease_competes_again an_election_outlasts_an_outage
+            an_election_ends_with_its_work a_dropped_election_leaves_nothing
+            an_election_ends_with_a_lasting_error leaders_take_turns_with_a_longest_hold
         }
     };
     ($core:tt $rest:tt Write) => {

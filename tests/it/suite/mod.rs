@@ -4,6 +4,7 @@
 //! cell. A test is named `suite::<kind>_<topology>_<wake>_<protocol>::<behaviour>`.
 
 mod downgrades;
+mod election;
 mod exclusion;
 mod fairness;
 mod faults;

@@ -5,6 +5,7 @@ mod binary;
 mod cluster;
 mod deployment;
 pub mod events;
+mod example;
 pub mod failover;
 mod idle;
 mod lock_state;
@@ -28,6 +29,8 @@ pub mod tls;
 #[allow(unused_imports, reason = "the fault checker chooses the server's binary itself")]
 pub use binary::binary;
 pub use deployment::{Deployment, Topology, servers};
+#[allow(unused_imports, reason = "the fault checker runs no example")]
+pub use example::example;
 #[allow(unused_imports, reason = "the fault checker has an observer of its own")]
 pub use lock_state::{Hold, LockState, Oracle};
 pub use locks::{AnyGuard, AnyLock, Kind};
