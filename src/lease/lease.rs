@@ -20,12 +20,9 @@ use super::schedule_entry::ScheduleEntry;
 use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
-use crate::events::{Event, LossReason};
 use crate::fencing::FencingToken;
-use crate::measure;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
-use crate::traces::{Report, event};
 
 /// The longest time for which a sleeping task may miss a loss, if the machine slept as well: timers
 /// stand still then, deadlines do not.
@@ -51,32 +48,32 @@ const SHORTEST_RENEWAL: Duration = Duration::from_millis(1);
 /// [promises](crate::guide::promises) lists what makes a server forget a lock. The [fencing
 /// token](Lease::fencing_token) covers both.
 #[derive(Clone)]
-pub struct Lease(Arc<LeaseInner>);
+pub struct Lease(pub(super) Arc<LeaseInner>);
 
-struct LeaseInner {
+pub(super) struct LeaseInner {
     attempt: Arc<Attempt>,
     caller: Caller,
     entry: ScheduleEntry,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
-    counts_from: Moment,
+    pub(super) counts_from: Moment,
     deadline: Deadline,
     /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
-    notify: Notify,
+    pub(super) notify: Notify,
     /// Its loss has been logged.
-    is_reported: AtomicBool,
+    pub(super) is_reported: AtomicBool,
     /// Its hold has been measured.
-    is_measured: AtomicBool,
+    pub(super) is_measured: AtomicBool,
     /// A renewal was sent in time, and none is confirmed since.
-    is_renewing: AtomicBool,
+    pub(super) is_renewing: AtomicBool,
     /// Another task of this client has the hold, or may have it.
     is_passed: AtomicBool,
     /// Its members have leases of their own.
-    is_shared: AtomicBool,
+    pub(super) is_shared: AtomicBool,
     /// The lease of the hold, if this is that of one of its members: its deadline counts, which the
     /// keeper moves.
-    of_hold: Option<Lease>,
+    pub(super) of_hold: Option<Lease>,
 }
 
 impl Lease {
@@ -286,48 +283,6 @@ impl Lease {
         end
     }
 
-    /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease; that
-    /// of a hold stands for all its members.
-    pub(super) fn announce(&self) -> Option<Report> {
-        self.0.notify.notify_waiters();
-        let end = self.end().filter(|end| end.is_loss() && self.0.of_hold.is_none())?;
-        let reason = match end {
-            LeaseEnd::Revoked => LossReason::Revoked,
-            _ if self.options().renewal == Renewal::Never => LossReason::Expired,
-            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
-            _ if !self.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
-            _ => LossReason::NotRenewed,
-        };
-        let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
-        let lease = self.clone();
-        is_first.then(|| -> Report {
-            Box::new(move || {
-                let (name, kind) = (lease.name(), lease.kind().name);
-                event!(
-                    error,
-                    lock = %name,
-                    holder = lease.attempt().holder(),
-                    token = lease.fencing_token().map(FencingToken::get),
-                    server = lease.attempt().server(),
-                    reason = reason.text(),
-                    "lost a lease: another client may hold the lock"
-                );
-                measure::lost(kind, reason);
-                lease.measure_end(end);
-                lease.attempt().observer().emit(|| Event::Lost { lock: name.clone(), kind, reason });
-            })
-        })
-    }
-
-    /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.
-    pub(super) fn measure_end(&self, end: LeaseEnd) {
-        let is_shared = self.0.is_shared.load(Ordering::Relaxed);
-        if measure::ON && !is_shared && !self.0.is_measured.swap(true, Ordering::Relaxed) {
-            let held = Moment::now().since(self.0.counts_from);
-            measure::held(self.kind().name, end.word(), held);
-        }
-    }
-
     /// Its members have leases of their own.
     pub(super) fn note_shared(&self) {
         self.0.is_shared.store(true, Ordering::Relaxed);
@@ -362,7 +317,7 @@ impl Lease {
     }
 
     /// Where its longest hold ends.
-    fn longest_until(&self) -> Option<Moment> {
+    pub(super) fn longest_until(&self) -> Option<Moment> {
         let attempt = &self.0.attempt;
         attempt.options.max_hold.map(|longest| self.0.counts_from + attempt.trusted_span(longest))
     }

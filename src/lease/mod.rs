@@ -20,6 +20,7 @@ mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
 mod lease_end;
+mod lease_report;
 mod local_queue;
 mod local_wait;
 mod lock_request;

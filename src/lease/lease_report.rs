@@ -1,0 +1,56 @@
+//! What is said of a lease once it has ended: to the tasks that wait for that, in the log, and to
+//! the metrics.
+
+use std::sync::atomic::Ordering;
+
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
+use crate::clock::Moment;
+use crate::events::{Event, LossReason};
+use crate::measure;
+use crate::options::Renewal;
+use crate::traces::{Report, event};
+
+impl Lease {
+    /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease; that
+    /// of a hold stands for all its members.
+    pub(super) fn announce(&self) -> Option<Report> {
+        self.0.notify.notify_waiters();
+        let end = self.end().filter(|end| end.is_loss() && self.0.of_hold.is_none())?;
+        let reason = match end {
+            LeaseEnd::Revoked => LossReason::Revoked,
+            _ if self.options().renewal == Renewal::Never => LossReason::Expired,
+            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
+            _ if !self.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
+            _ => LossReason::NotRenewed,
+        };
+        let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
+        let lease = self.clone();
+        is_first.then(|| -> Report {
+            Box::new(move || {
+                let (name, kind) = (lease.name(), lease.kind().name);
+                event!(
+                    error,
+                    lock = %name,
+                    holder = lease.attempt().holder(),
+                    token = lease.fencing_token().map(|token| token.get()),
+                    server = lease.attempt().server(),
+                    reason = reason.text(),
+                    "lost a lease: another client may hold the lock"
+                );
+                measure::lost(kind, reason);
+                lease.measure_end(end);
+                lease.attempt().observer().emit(|| Event::Lost { lock: name.clone(), kind, reason });
+            })
+        })
+    }
+
+    /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.
+    pub(super) fn measure_end(&self, end: LeaseEnd) {
+        let is_shared = self.0.is_shared.load(Ordering::Relaxed);
+        if measure::ON && !is_shared && !self.0.is_measured.swap(true, Ordering::Relaxed) {
+            let held = Moment::now().since(self.0.counts_from);
+            measure::held(self.kind().name, end.word(), held);
+        }
+    }
+}
