@@ -17,7 +17,8 @@ pub enum Renewal {
     /// Extended in the background, every third of the TTL, while the guard lives.
     #[default]
     Automatic,
-    /// Never extended: the lease ends one TTL after it was granted.
+    /// Never extended in the background: the lease ends one TTL after it was granted, or after the
+    /// application has [renewed](crate::Lease::renew) it.
     Never,
 }
 

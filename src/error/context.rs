@@ -37,6 +37,8 @@ pub enum Operation {
     Acquire,
     /// Work runs under a lease.
     Hold,
+    /// A call [renews](crate::Lease::renew) a lease at once.
+    Renew,
     /// A guard is released.
     Release,
     /// A hold to write becomes a hold to read.
@@ -61,6 +63,7 @@ impl Operation {
             Operation::Connect => "connect",
             Operation::Acquire => "acquire",
             Operation::Hold => "hold",
+            Operation::Renew => "renew",
             Operation::Release => "release",
             Operation::Downgrade => "downgrade",
             Operation::Inspect => "inspect",

@@ -1,8 +1,9 @@
 //! [`Attempt`]: one try to get a lock, from its first request to the release of what it got.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -58,13 +59,20 @@ pub(crate) struct Origin {
     observer: Arc<Observer>,
     /// The client's.
     runtime: Handle,
+    /// A lease may outlive it.
+    client: Weak<dyn Any + Send + Sync>,
 }
 
 impl Origin {
-    pub(super) fn new(nodes: &Nodes, suffix: String, observer: Arc<Observer>) -> Origin {
+    pub(super) fn new(
+        nodes: &Nodes,
+        suffix: String,
+        observer: Arc<Observer>,
+        client: Weak<dyn Any + Send + Sync>,
+    ) -> Origin {
         let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
         let runtime = nodes.runtime().clone();
-        Origin { deployment, nodes: labels, suffix: suffix.into(), observer, runtime }
+        Origin { deployment, nodes: labels, suffix: suffix.into(), observer, runtime, client }
     }
 }
 
@@ -137,6 +145,11 @@ impl Attempt {
     /// The client's runtime.
     pub(super) fn runtime(&self) -> &Handle {
         &self.origin.runtime
+    }
+
+    /// The client, while it lives. A file that knows its type downcasts it.
+    pub(super) fn client(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.origin.client.upgrade()
     }
 
     /// Where to say what happens to it.

@@ -1,7 +1,8 @@
 //! [`Client`]: what all locks of one application share.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use uuid::Uuid;
 
@@ -77,13 +78,18 @@ impl Client {
         )
         .named(name.map(|name| format!("{name}:wakeups")));
         let wakeups = if must_verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
-        Arc::new(Client {
+        Arc::new_cyclic(|client: &Weak<Client>| Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
             local_queues: LocalQueues::default(),
             joint_queues: LocalQueues::default(),
             shared_polls: SharedPolls::default(),
-            origin: Arc::new(Origin::new(&nodes, attempt_suffix, Arc::clone(&observer))),
+            origin: Arc::new(Origin::new(
+                &nodes,
+                attempt_suffix,
+                Arc::clone(&observer),
+                client.clone() as Weak<dyn Any + Send + Sync>,
+            )),
             observer,
             nodes,
         })

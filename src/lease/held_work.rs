@@ -2,7 +2,7 @@
 //! work that cannot be dropped, step by step.
 
 use super::lease::Lease;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::traces::event;
 
@@ -66,6 +66,6 @@ impl Lease {
     /// # Errors
     /// - Those of [`while_held`](Lease::while_held).
     pub fn check(&self) -> Result<Option<FencingToken>, Error> {
-        self.end().map_or(Ok(self.fencing_token()), |end| Err(self.error(end)))
+        self.end().map_or(Ok(self.fencing_token()), |end| Err(self.error(Operation::Hold, end)))
     }
 }

@@ -220,14 +220,14 @@ impl Lease {
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         tokio::select! {
             biased;
-            end = self.lost() => Err(self.error(end)),
-            output = work => self.end().map_or(Ok(output), |end| Err(self.error(end))),
+            end = self.lost() => Err(self.error(Operation::Hold, end)),
+            output = work => self.end().map_or(Ok(output), |end| Err(self.error(Operation::Hold, end))),
         }
     }
 
-    /// The error of work under a lease that ended.
-    pub(super) fn error(&self, end: LeaseEnd) -> Error {
-        let context = Context::of(Operation::Hold, self.name());
+    /// The error of an operation on a lease that ended.
+    pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
+        let context = Context::of(operation, self.name());
         let context = match self.attempt().server() {
             Some(server) => context.on(server),
             None => context,
@@ -309,6 +309,12 @@ impl Lease {
             let left = self.until().since(now);
             return Some(left).filter(|left| !self.attempt().kind.has_owner && *left >= SHORTEST_RENEWAL);
         }
+        self.renewable_ttl(now)
+    }
+
+    /// For how long a renewal extends it; `None` once it has reached its longest hold.
+    pub(super) fn renewable_ttl(&self, now: Moment) -> Option<Duration> {
+        let options = &self.attempt().options;
         let left = options
             .max_hold
             .map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.counts_from)));

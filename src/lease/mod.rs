@@ -24,6 +24,7 @@ mod lease_report;
 mod local_queue;
 mod local_wait;
 mod lock_request;
+mod manual_renewal;
 mod off_runtime;
 mod outage_deadline;
 mod owned_lease;

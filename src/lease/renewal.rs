@@ -128,14 +128,7 @@ impl Keeper {
                 false
             }
             LeaseState::Lost => {
-                schedule.remove(lease, LeaseEnd::Revoked);
-                if !self.nodes.deployment.decides_alone() {
-                    // A minority may still hold it.
-                    self.abandon_everywhere(&mut schedule, lease, reports);
-                }
-                drop(schedule);
-                self.notify.notify_one();
-                reports.extend(lease.announce());
+                self.revoke(schedule, lease, reports);
                 true
             }
             // The deadline stays, and ends the retries.
@@ -168,9 +161,31 @@ impl Keeper {
         }
     }
 
+    /// The nodes say that the lease has ended.
+    pub(super) fn revoke(
+        &self,
+        mut schedule: MutexGuard<'_, Schedule>,
+        lease: &Lease,
+        reports: &mut Vec<Report>,
+    ) {
+        schedule.remove(lease, LeaseEnd::Revoked);
+        if !self.nodes.deployment.decides_alone() {
+            // A minority may still hold it.
+            self.abandon_everywhere(&mut schedule, lease, reports);
+        }
+        drop(schedule);
+        self.notify.notify_one();
+        reports.extend(lease.announce());
+    }
+
     /// The deadline has passed here, but the server may still hold the lock: the replies may have
     /// been lost.
-    fn lose_late(&self, mut schedule: MutexGuard<'_, Schedule>, lease: &Lease, reports: &mut Vec<Report>) {
+    pub(super) fn lose_late(
+        &self,
+        mut schedule: MutexGuard<'_, Schedule>,
+        lease: &Lease,
+        reports: &mut Vec<Report>,
+    ) {
         schedule.remove(lease, LeaseEnd::Lost);
         self.abandon_everywhere(&mut schedule, lease, reports);
         drop(schedule);
@@ -244,7 +259,7 @@ impl Keeper {
 }
 
 /// A renewal that was sent: what spans and metrics say of it.
-struct SentRenewal {
+pub(super) struct SentRenewal {
     kind: &'static str,
     span: RenewSpan,
     /// How long after it was due.
@@ -258,7 +273,7 @@ impl SentRenewal {
         renewals.iter().filter(|_| is_heard).map(|(lease, ttl)| SentRenewal::new(lease, *ttl, sent)).collect()
     }
 
-    fn new(lease: &Lease, ttl: Option<Duration>, sent: Moment) -> SentRenewal {
+    pub(super) fn new(lease: &Lease, ttl: Option<Duration>, sent: Moment) -> SentRenewal {
         let (kind, ttl) = (lease.kind().name, ttl.unwrap_or(lease.options().ttl));
         // Its deadline counts from when the latest renewal was sent, and it is due a third of the
         // TTL after that.
@@ -267,7 +282,7 @@ impl SentRenewal {
         SentRenewal { kind, span: RenewSpan::new(lease.name(), kind), lag }
     }
 
-    fn answered(self, state: LeaseState) -> Report {
+    pub(super) fn answered(self, state: LeaseState) -> Report {
         let outcome = match state {
             LeaseState::Held => "renewed",
             LeaseState::Lost => "lost",
@@ -281,8 +296,8 @@ impl SentRenewal {
 }
 
 /// Which nodes have the lease, and which have it not.
-struct RenewalTally {
-    state: LeaseState,
+pub(super) struct RenewalTally {
+    pub(super) state: LeaseState,
     with: NodeSet,
     without: NodeSet,
     /// Also those that answered so in earlier batches, since a majority last confirmed the lease.
@@ -296,7 +311,7 @@ struct RenewalTally {
 
 /// What the nodes say about the lease.
 #[derive(Clone, Copy, PartialEq)]
-enum LeaseState {
+pub(super) enum LeaseState {
     /// A majority has it.
     Held,
     /// More than `max_failures` nodes have answered that they do not have it, since a majority last
@@ -306,7 +321,7 @@ enum LeaseState {
 }
 
 impl RenewalTally {
-    fn count(nodes: &Nodes, votes: &[Vote], without_before: NodeSet) -> RenewalTally {
+    pub(super) fn count(nodes: &Nodes, votes: &[Vote], without_before: NodeSet) -> RenewalTally {
         let tally = Tally::of(votes, 1, |answer| answer == WRONG_TYPE);
         for (node, reply) in replies_of(votes, tally.positive) {
             if let Some(Answer::Final(time)) = reply.expected() {

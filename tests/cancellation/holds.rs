@@ -208,6 +208,26 @@ fn cancelled_while_renewed_leaves_nothing() {
     Case::new("renew", 30, &["acquire", "nothing", "renew", "release"]).run(renewed);
 }
 
+pub(super) async fn renewed_by_hand(fixture: &Fixture) -> Scenario {
+    let kept = fixture.lock.lock().await.unwrap();
+    let lease = kept.lease().clone();
+    Scenario::of(async move { drop(lease.renew().await) }).keeping(kept)
+}
+
+pub(super) async fn renewed_and_released(fixture: &Fixture) -> Scenario {
+    let guard = fixture.lock.lock().await.unwrap();
+    Scenario::of(async move {
+        drop(guard.lease().renew().await);
+        drop(guard.release().await);
+    })
+}
+
+#[test]
+fn cancelled_renewals_by_hand_leave_the_lease() {
+    Case::new("renew-by-hand", 5, &["renew"]).run(renewed_by_hand);
+    Case::new("renew-and-release", 9, &["renew", "release"]).run(renewed_and_released);
+}
+
 #[test]
 fn clients_dropped_while_they_renew_leave_nothing() {
     Case::new("client", 5, &["renew"]).run(async |fixture| {

@@ -2,7 +2,10 @@
 
 use redlatch::{Options, Wakeups};
 
-use super::holds::{disturbed, downgraded, held, nested, renewed, upgraded, waited_to_upgrade};
+use super::holds::{
+    disturbed, downgraded, held, nested, renewed, renewed_and_released, renewed_by_hand, upgraded,
+    waited_to_upgrade,
+};
 use super::locks::Kind;
 use super::network::Order;
 use super::scenario::{Case, Fixture, Scenario};
@@ -52,6 +55,12 @@ fn cancelled_holds_of_a_quorum_leave_nothing_whenever_connections_fail() {
 #[ignore = "takes long: scripts/test --full"]
 fn cancelled_holds_of_a_quorum_leave_nothing_after_each_step() {
     silenced(1);
+}
+
+#[test]
+fn cancelled_renewals_by_hand_of_a_quorum_leave_the_lease() {
+    everywhere("quorum-renew-by-hand", 5, &["renew at 3"], renewed_by_hand);
+    everywhere("quorum-renew-and-release", 9, &["renew", "release"], renewed_and_released);
 }
 
 #[test]

@@ -11,6 +11,12 @@ macro_rules! all {
             inspect_reports_holder_and_token leaked_lock_stays_held_until_its_ttl
             lease_ends_with_its_ttl_if_never_renewed lease_ends_after_max_hold
         }
+        crate::suite::matrix::tests! { $core renewing: renew_extends_a_lease_that_is_never_renewed }
+        crate::suite::matrix::tests! { $rest renewing:
+            automatic_renewals_continue_after_one_by_hand renew_never_exceeds_max_hold
+            renew_of_a_revoked_lease_returns_lost renew_never_revives_a_lease
+            renew_fails_while_servers_are_stopped renew_returns_how_the_lease_has_ended
+        }
         crate::suite::matrix::tests! { $core waiting:
             release_grants_at_once_to_waiter waiter_rejects_grant_received_after_its_claim
         }
@@ -122,7 +128,7 @@ macro_rules! shared {
             a_reader_that_comes_late_has_a_hold_of_its_own one_task_asks_for_all_that_wait
             dropped_readers_leave_nothing a_task_that_is_not_polled_keeps_no_hold
             a_revoked_hold_is_lost_for_all_its_readers readers_share_only_what_they_may
-            a_downgraded_hold_may_be_joined a_leaked_read_stays_until_its_ttl
+            a_downgraded_hold_may_be_joined a_renewal_extends_a_shared_hold a_leaked_read_stays_until_its_ttl
             a_close_ends_all_shared_reads a_task_that_reads_learns_that_it_waits_for_itself
             writers_have_their_turn_beside_shared_reads
         }

@@ -13,6 +13,7 @@ mod matrix;
 mod nesting;
 mod readers;
 mod release;
+mod renewing;
 mod run;
 mod rw_modes;
 mod several;

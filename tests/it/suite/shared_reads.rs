@@ -71,6 +71,24 @@ pub async fn tasks_read_under_one_hold_without_a_request(setup: Setup) {
     setup.finish().await;
 }
 
+pub async fn a_renewal_extends_a_shared_hold(setup: Setup) {
+    let lock = reading(&setup, "renewed", long_turn().ttl(Duration::from_secs(60))).await;
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    let granted = second.lease().valid_until();
+    let passed = Instant::now() + Duration::from_millis(500);
+    eventually("time has passed", || async { Instant::now() >= passed }).await;
+    first.lease().renew().await.unwrap();
+    let by = second.lease().valid_until() - granted;
+    assert!(by > Duration::from_millis(250), "one hold, one deadline, extended by {by:?}");
+    let left = first.lease().clone();
+    first.release().await.unwrap();
+    assert!(matches!(left.renew().await, Err(Error::Released { .. })), "it has left the hold");
+    assert!(!second.lease().is_lost());
+    second.release().await.unwrap();
+    drop(lock);
+    setup.finish().await;
+}
+
 pub async fn a_reader_that_comes_late_has_a_hold_of_its_own(setup: Setup) {
     let turn = Duration::from_millis(5);
     let lock = reading(&setup, "late", Options::new().local_turn(turn)).await;
