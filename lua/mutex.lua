@@ -21,7 +21,7 @@
 --                                            token_ttl_ms tokens all purpose run]
 --   renew     attempt                        ttl_ms
 --   release   attempt last_token             [min_token remember claim_ms channel token_ttl_ms
---                                            tokens force only_from]
+--                                            tokens force only_from keep_ms]
 --   inspect
 --
 -- An empty word is the default, and trailing shared words may be left out. The answer is a list
@@ -52,6 +52,8 @@
 --                 lock, for the newest 19,000 attempts)
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
 --   only_from     with force, up to 256 bytes: an attempt; only if it holds the lock
+--   keep_ms       1 to 9999999999, not with force: if this ends the hold, the lock
+--                 stays held for so long, by "kept-" and the attempt, which no request can extend
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           gets the same, and grants nothing more
@@ -60,7 +62,8 @@
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another attempt's
---   release  1              released, or revoked: granted to the next waiter, or free
+--   release  1              released, or revoked: granted to the next waiter, or free; or held for
+--                           keep_ms
 --            0              the attempt held nothing. A second delivery changes nothing
 --   inspect  {1, token, waiters, time}, and if it is held: attempt, 1 (hold), pttl. token is a text
 --            {-2, '0', 0, time}
@@ -96,9 +99,9 @@ local words = verb == 'acquire' and 3 or verb == 'release' and 2 or verb == 'ren
 if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, grant_before, token_ttl_ms, tokens, all, purpose, run
-local remember, force, only_from
+local remember, force, only_from, keep_ms
 if verb == 'release' then
-  min_token, remember, claim_ms, channel, token_ttl_ms, tokens, force, only_from =
+  min_token, remember, claim_ms, channel, token_ttl_ms, tokens, force, only_from, keep_ms =
     unpack(ARGV, 2 + 2 * n)
 elseif verb == 'renew' then
   ttl_ms = ARGV[2 + n]
@@ -120,13 +123,15 @@ if has_more then
   if grant_before == '' then grant_before = nil end
   if token_ttl_ms == '' then token_ttl_ms = nil end
   if only_from == '' then only_from = nil end
+  if keep_ms == '' then keep_ms = nil end
   if not count or claim_ms and claim_ms ~= '' and (not claim or all == '1')
     or channel and channel ~= '' and not is_channel(channel)
     or grant_before and not string.find(grant_before, '^%d+$')
     or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
     or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
-    or only_from and (#only_from > 256 or string.find(only_from, ' ', 1, true)) then
+    or only_from and (#only_from > 256 or string.find(only_from, ' ', 1, true))
+    or keep_ms and (force == '1' or not up_to(9999999999, keep_ms)) then
     return -5
   end
 end
@@ -265,6 +270,7 @@ local call = {
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
   is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
   has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0, count = count,
+  keep_ms = keep_ms,
   -- What follows the attempt in its entry of the queue. A number of tokens comes after two words
   -- that other kinds have.
   claim = claim, terms = claim
@@ -535,6 +541,11 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
     local spare = string.find(counter, '^%d+$') and counter - last_token or 0
     -- If this is refused, as on a full server, the counter stays where it is.
     if spare > 0 and spare < call.count then redis.pcall('DECRBY', fence, spare) end
+  end
+  if call.keep_ms then
+    redis.call('ZREM', queue, '') -- see record_end
+    redis.call('SET', lock, 'kept-' .. attempt, 'PX', call.keep_ms)
+    return answer
   end
   local ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
   if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end

@@ -30,7 +30,7 @@
 --                                                grant_before token_ttl_ms tokens all purpose run]
 --   renew     attempt owner                      ttl_ms
 --   release   attempt owner last_token           [min_token remember claim_ms channel max_depth
---                                                token_ttl_ms tokens force only_from]
+--                                                token_ttl_ms tokens force only_from keep_ms]
 --   inspect
 --
 -- An empty word is the default, and trailing shared words may be left out. The answer is a list
@@ -65,6 +65,8 @@
 --                 lock, for the newest 19,000 attempts)
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
+--   keep_ms       1 to 9999999999, not with force: if this ends the last hold, the lock
+--                 stays held for so long, by "kept-" and the attempt, which no request can extend
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A nested hold has
 --                           the token of the lock, and the TTL becomes the longer one. A second
@@ -76,7 +78,7 @@
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another owner's
 --   release  1 + n          released; the owner has n holds left, for the same TTL. With none left:
---                           granted to the next waiter, or free
+--                           granted to the next waiter, or free; or held for keep_ms
 --            n              force: all n holds of the owner were revoked
 --            0              the attempt held nothing. A second delivery changes nothing
 --   inspect  {1, token, waiters, time}, and if it is held: owner, holds, pttl. token is a text
@@ -114,10 +116,10 @@ local words = verb == 'acquire' and 4 or verb == 'release' and 3 or verb == 'ren
 if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
-local all, purpose, run, remember, force, only_from
+local all, purpose, run, remember, force, only_from, keep_ms
 if verb == 'release' then
-  min_token, remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
-    unpack(ARGV, 2 + 3 * n)
+  min_token, remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from,
+    keep_ms = unpack(ARGV, 2 + 3 * n)
 elseif verb == 'renew' then
   ttl_ms = ARGV[2 + 2 * n]
 elseif verb == 'acquire' then
@@ -139,6 +141,7 @@ if has_more then
   if grant_before == '' then grant_before = nil end
   if token_ttl_ms == '' then token_ttl_ms = nil end
   if only_from == '' then only_from = nil end
+  if keep_ms == '' then keep_ms = nil end
   if not count or not depth or claim_ms and claim_ms ~= '' and (not claim or all == '1')
     or channel and channel ~= '' and not is_channel(channel)
     or grant_before and not string.find(grant_before, '^%d+$')
@@ -146,7 +149,8 @@ if has_more then
     or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or only_from and (#only_from > 256 or string.find(only_from, '^:'))
-    or string.find(only_from or '', ' ', 1, true) then
+    or string.find(only_from or '', ' ', 1, true)
+    or keep_ms and (force == '1' or not up_to(9999999999, keep_ms)) then
     return -5
   end
 end
@@ -305,7 +309,7 @@ local call = {
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
   is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
   has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
-  count = count, depth = depth,
+  count = count, depth = depth, keep_ms = keep_ms,
   -- What stands between the attempt and the owner in an entry of the queue, and after the owner.
   claim = claim, terms = claim and ' reentrant ' .. claim_ms .. ' ' .. (channel or '') .. ' ',
   limits = ' ' .. depth .. (count > 1 and ' ' .. tokens or ''),
@@ -683,12 +687,13 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
     if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
   end
-  local answer, is_over = 0, false
+  local answer, is_over, token = 0, false, nil
   if revoke_from then
     answer, is_over = count_revoked(lock, revoke_from)
   else
     local held = unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode'))
-    if not held or not token_of(lock, held[3]) and redis.call('EXISTS', lock) == 1 then
+    token = held and token_of(lock, held[3])
+    if not held or not token and redis.call('EXISTS', lock) == 1 then
       answer = -2
     elseif held[1] and held[2] then
       answer = math.max(tonumber(held[1]) or 2, 1)
@@ -726,8 +731,16 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
   for _, field in ipairs(fields) do
     if string.byte(field) == 58 then hold = field end
   end
-  local ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
-  if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
+  local ok, state
+  if call.keep_ms then
+    redis.call('ZREM', queue, '') -- see record_end
+    local kept = 'kept-' .. attempt
+    state = set_holder(lock, fields, kept, kept, token, call.keep_ms)
+    ok = not state
+  else
+    ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
+    if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
+  end
   -- A dead waiter may have the lock for its claim: then the former hold is over all the same.
   if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end
   return answer

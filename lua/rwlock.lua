@@ -48,7 +48,7 @@
 --                                                 grant_before token_ttl_ms tokens all purpose run]
 --   renew      attempt owner                      ttl_ms
 --   release    attempt owner last_token           [min_token remember claim_ms channel max_depth
---                                                 token_ttl_ms tokens force only_from]
+--                                                 token_ttl_ms tokens force only_from keep_ms]
 --   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
 --   inspect                                       [owner]
 --   wait       attempt owner, of 1 to 1024        claim_ms channel max_depth
@@ -89,6 +89,8 @@
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
 --                 new for the call; implies remember
 --   only_from     with force, an owner: revoke only its holds
+--   keep_ms       1 to 9999999999, not with force: if this ends the owner's only hold, it
+--                 stays for so long, of "kept-" and the attempt, which no request can extend
 --
 --   read, write
 --            token          granted: for a writer the first of its tokens; for a reader that of the
@@ -104,8 +106,8 @@
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another owner's
---   release  1 + n          released; the owner has n holds left. Waiters that may enter are
---                           admitted
+--   release  1 + n          released, or held for keep_ms; the owner has n holds left. Waiters that
+--                           may enter are admitted
 --            0              the attempt held nothing. A second delivery changes nothing
 --            n              force: so many readers, or holds of the writer, were revoked
 --   downgrade
@@ -157,7 +159,7 @@ if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
 if n < 1 or n > 128 or n % 1 > 0 then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
-local all, purpose, run, remember, force, only_from, max_readers, minimum, clock
+local all, purpose, run, remember, force, only_from, keep_ms, max_readers, minimum, clock
 local is_acquire, first, further -- the first of the shared words; some that most calls have not
 if verb == 'read' or verb == 'write' then
   is_acquire, first = true, 2 + 4 * n
@@ -172,7 +174,7 @@ elseif verb == 'release' then
   further = ARGV[first + 1]
   if not ARGV[first - 1] then return -5 end
   if further then
-    remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from =
+    remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from, keep_ms =
       unpack(ARGV, first + 1)
   end
 elseif verb == 'renew' then
@@ -207,6 +209,7 @@ if further then
   if force == '' then force = nil end
   if remember == '' then remember = nil end
   if only_from == '' then only_from = nil end
+  if keep_ms == '' then keep_ms = nil end
   if not count or not depth or not reader_limit
     or claim_ms and claim_ms ~= '' and (not claim or all == '1')
     or channel and channel ~= '' and not is_channel(channel)
@@ -216,7 +219,8 @@ if further then
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or force and force ~= 'read' and force ~= 'write'
     or only_from and (#only_from > 256 or string.find(only_from, '^:'))
-    or only_from and string.find(only_from, ' ', 1, true) then
+    or only_from and string.find(only_from, ' ', 1, true)
+    or keep_ms and (force or not up_to(9999999999, keep_ms)) then
     return -5
   end
 end
@@ -339,7 +343,8 @@ if is_acquire then
       redis.call('SET', fence, accepted, 'PX', token_ttl_ms)
     end
   end
-elseif verb == 'release' and (not further or not (remember or claim or force) and count == 1) then
+elseif verb == 'release'
+  and (not further or not (remember or claim or force or keep_ms) and count == 1) then
   local are_long = false -- the fields of an owner with many holds: see call.work
   for i = 1, n do
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
@@ -417,7 +422,7 @@ local call = {
   ttl_ms = ttl_ms, has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
   count = count, purpose = purpose, token_ttl_ms = token_ttl_ms, claim = claim,
   depth = depth, reader_limit = reader_limit, only_from = only_from, force = force,
-  remembers = remember == '1' or force ~= nil, all = all == '1',
+  remembers = remember == '1' or force ~= nil, all = all == '1', keep_ms = keep_ms,
   is_trial = all == '1', -- nothing may be changed until each lock is found to be granted
   terms = claim and claim_ms .. ' ' .. (channel or '') .. ' ', -- in the entries of the queue
   answers = answers, work = 0, -- about how many commands were sent
@@ -1140,6 +1145,21 @@ local function end_hold(lock, side, holds, call)
   end
 end
 
+-- Instead of that, for the only hold of its owner: it stays for a time, and belongs to no attempt,
+-- since a renewal that arrives late must not extend it.
+local function keep_hold(lock, side, _, call)
+  local kept, ends = 'kept-' .. lock.attempt, call.now + call.keep_ms
+  redis.call('HDEL', lock.key, 'read:') -- see end_write
+  reserve(lock, ends, call)
+  if side == 'write' then
+    redis.call('HSET', lock.key, 'write', ends .. ' ' .. kept .. ' ' .. kept)
+  else
+    redis.call('HSET', lock.key, 'read:' .. kept, ends .. ' ' .. kept)
+    redis.call('HDEL', lock.key, 'read:' .. lock.owner)
+  end
+  if side == 'write' or lock.readers == 1 then shorten(lock, math.max(call.keep_ms, 10)) end
+end
+
 -- ------------------------------------------------------------------------------------- read, write
 
 local operation
@@ -1434,8 +1454,9 @@ local function release(lock, call)
   -- Holds that have expired keep no waiter out.
   if lock.read and not reads.ends then other_reader(lock, call) end
   if lock.write and not writes.ends then end_write(lock, call) end
+  local ending = call.keep_ms and answer == 1 and keep_hold or end_hold
   if writes.is_held then
-    end_hold(lock, 'write', writes, call)
+    ending(lock, 'write', writes, call)
     -- The counter goes back to the last token that was used, unless it was raised since: it must
     -- not outrun the clock, from which a lost one is set anew.
     local last_token = writes.left == 0 and lock.readers == 0 and tonumber(lock.number)
@@ -1445,7 +1466,7 @@ local function release(lock, call)
       redis.pcall('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
     end
   end
-  if reads.is_held then end_hold(lock, 'read', reads, call) end
+  if reads.is_held then ending(lock, 'read', reads, call) end
   admit_next(lock, call)
   return answer
 end

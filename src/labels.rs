@@ -11,6 +11,10 @@ const LONGEST_NAME: usize = 31;
 /// longest name and two colons, it fills the 128 bytes that the scripts accept as an attempt.
 const LONGEST_LABEL: usize = 63;
 
+/// Before the attempt, the holder of a lock that [stays held](crate::Options::hold_at_least) after
+/// its release.
+const KEPT: &str = "kept-";
+
 /// The two words that identify a client. A word that is not set is the empty string.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Labels<'a> {
@@ -35,6 +39,7 @@ impl<'a> Labels<'a> {
     /// Reads the labels of an attempt: `<32 digits>:<client name>:<label>` or a shorter form. A
     /// word of another form has no labels: another program may have written it.
     pub(crate) fn of_attempt(attempt: &'a str) -> Labels<'a> {
+        let attempt = attempt.strip_prefix(KEPT).unwrap_or(attempt);
         let Some((id, labels)) = attempt.split_once(':') else { return Labels::default() };
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         let (client_name, label) = labels.split_once(':').unwrap_or((labels, ""));
@@ -91,6 +96,7 @@ mod tests {
             let attempt = format!("{}{}", id.simple(), labels.suffix());
             assert_eq!(attempt.len(), length, "{attempt}");
             assert_eq!(Labels::of_attempt(&attempt), labels, "{attempt}");
+            assert_eq!(Labels::of_attempt(&format!("{KEPT}{attempt}")), labels, "{attempt}");
             assert_eq!(attempt_id(&attempt), Some(id), "{attempt}");
         }
     }

@@ -26,6 +26,7 @@ pub use choices::{Fencing, Nesting, Renewal, RestartGuard, Wakeups};
 /// | `read_ttl`, `write_ttl` | as `ttl` | `ttl` |
 /// | `renewal` | `automatic`, `never` | `automatic` |
 /// | `max_hold` | at least the longest TTL | none |
+/// | `hold_at_least` | up to 1 day, and to `max_hold` | none |
 /// | `fencing` | `on`, `off` | `on` |
 /// | `token_ttl` | 1 s to 1 day | 1 h |
 /// | `nesting` | `counted`, `local` | `counted` |
@@ -67,6 +68,7 @@ pub struct Options {
     pub(crate) write_ttl: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) max_hold: Option<Duration>,
+    hold_at_least: Option<Duration>,
     pub(crate) fencing: Fencing,
     pub(crate) nesting: Nesting,
     pub(crate) max_depth: u32,
@@ -94,6 +96,7 @@ impl Default for Options {
             write_ttl: None,
             renewal: Renewal::Automatic,
             max_hold: None,
+            hold_at_least: None,
             fencing: Fencing::On,
             nesting: Nesting::Counted,
             max_depth: 255,
@@ -153,6 +156,30 @@ impl Options {
     pub fn max_hold(mut self, longest: Duration) -> Options {
         self.max_hold = Some(longest);
         self.mark_set(Field::MaxHold)
+    }
+
+    /// Sets for how long a lock stays held from its grant, even if it is released before; up to 24
+    /// hours and to [`max_hold`](Options::max_hold), not at all by default.
+    ///
+    /// A job that several machines start by their own clocks may end before the slowest of these
+    /// clocks shows the time: that machine would find the lock free, and run the job again. With a
+    /// minimum longer than the clocks differ, it finds the lock held.
+    ///
+    /// A release, a dropped guard and [`close`](crate::Locks::close) then leave the lock held for
+    /// what is left of the time, and the server ends that hold by itself, also if this process ends
+    /// first. The hold belongs to no task or owner; `inspect` shows its holder with `kept-` before
+    /// the id of the attempt, and `force_release` ends it.
+    ///
+    /// **What it does not**:
+    /// - Outlast a crash. A lock whose process dies with the guard is free after its TTL: choose a
+    ///   TTL that is longer than this time.
+    /// - Notify a waiter. It polls when the hold ends; but if the release came shortly before that,
+    ///   up to 2.1 s later, or up to [`poll_cap`](Options::poll_cap) if that is shorter.
+    /// - Pass or share holds: [`local_turn`](Options::local_turn) has no effect. If an owner holds the
+    ///   lock several times, only its last release leaves it held.
+    pub fn hold_at_least(mut self, span: Duration) -> Options {
+        self.hold_at_least = Some(span);
+        self.mark_set(Field::HoldAtLeast)
     }
 
     /// Sets whether leases have a fencing token; [`Fencing::On`] by default.
@@ -314,7 +341,8 @@ impl Options {
     /// Other clients wait longer for a lock by up to this time for each client before them.
     ///
     /// **What it does not**: pass or share a hold that has an owner, since other processes may
-    /// enter it with that owner; nor one with [`Renewal::Never`].
+    /// enter it with that owner; nor one with [`Renewal::Never`] or
+    /// [`hold_at_least`](Options::hold_at_least).
     pub fn local_turn(mut self, longest: Duration) -> Options {
         self.local_turn = longest;
         self.mark_set(Field::LocalTurn)

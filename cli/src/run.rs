@@ -57,6 +57,10 @@ pub(crate) struct RunArgs {
     /// lost. At least the TTL; without it there is no limit.
     #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
     max_hold: Option<Duration>,
+    /// How long the lock stays held from when it was acquired, although the command has ended; at
+    /// most 24h.
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = crate::span::parse)]
+    hold_at_least: Duration,
     /// How long before the end of a lease that cannot be renewed the command gets TERM. By default
     /// 5s, or a third of the TTL if that is shorter.
     #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
@@ -86,7 +90,8 @@ impl RunArgs {
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
         let label = self.label.clone().unwrap_or_else(label);
-        let mut options = self.wait.options(servers.options().ttl(self.ttl));
+        let options = servers.options().ttl(self.ttl).hold_at_least(self.hold_at_least);
+        let mut options = self.wait.options(options);
         if let Some(longest) = self.max_hold {
             options = options.max_hold(longest);
         }

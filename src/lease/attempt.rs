@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::kind::{Kind, WITHOUT_TTL};
 use super::validity::trusted_span;
+use crate::clock::Moment;
 use crate::deployment::Deployment;
 use crate::error::{Context, Error};
 use crate::events::Observer;
@@ -90,6 +91,8 @@ pub(crate) struct Attempt {
     /// Its position in the queues, sent again to a node that has lost it.
     pub(super) queued_at: OnceLock<u64>,
     reserved: ReservedTokens,
+    /// When this client learned of its grant, if it is to hold the lock for at least some time.
+    held_since: OnceLock<Moment>,
 }
 
 /// The tokens that an attempt reserves, if its hold may be passed on: one for each task.
@@ -113,8 +116,8 @@ impl Attempt {
     ) -> Attempt {
         let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let reserved = ReservedTokens::default();
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved }
+        let (reserved, held_since) = (ReservedTokens::default(), OnceLock::new());
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved, held_since }
     }
 
     /// The same attempt, with tokens for as many tasks.
@@ -133,8 +136,8 @@ impl Attempt {
         let (name, owner, id, origin) =
             (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        let reserved = ReservedTokens::default();
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved }
+        let (reserved, held_since) = (ReservedTokens::default(), self.held_since.clone());
+        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved, held_since }
     }
 
     /// Its id in a call.
@@ -198,6 +201,22 @@ impl Attempt {
     /// Records when it was queued first, on the server's clock.
     pub(super) fn note_queued(&self, time: u64) {
         self.queued_at.get_or_init(|| time);
+    }
+
+    /// It was granted the lock. The server did that before this: the hold lasts long enough if the
+    /// time counts from here.
+    pub(super) fn note_held(&self) {
+        if self.options.minimum_hold().is_some() {
+            self.held_since.get_or_init(Moment::now);
+        }
+    }
+
+    /// For how much longer the lock must stay held if this is released now. It has not held the
+    /// lock before the first note.
+    pub(super) fn must_hold(&self) -> Option<Duration> {
+        let (least, since) = (self.options.minimum_hold()?, self.held_since.get()?);
+        let held = Moment::now().since(*since).mul_f64(1.0 - self.options.drift);
+        Some(least.saturating_sub(held)).filter(|left| !left.is_zero())
     }
 
     /// Whether this kind's script sends this refusal. Any other number is outside its contract:

@@ -86,6 +86,7 @@ impl AttemptGuard {
             self.entry = None;
         }
         self.attempt.note_token(lease.fencing_token());
+        self.attempt.note_held();
         self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
         if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());

@@ -181,10 +181,11 @@ impl LockRequest {
 }
 
 /// For how long tasks of one client may use a hold after each other, or together. One with an owner
-/// has no such time: another process may enter it with that owner.
+/// has no such time: another process may enter it with that owner. Nor has one that is to last for
+/// a time after its first task.
 pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
     match options.renewal {
-        Renewal::Automatic if owner.is_none() => options.local_turn,
+        Renewal::Automatic if owner.is_none() && options.minimum_hold().is_none() => options.local_turn,
         _ => Duration::ZERO,
     }
 }

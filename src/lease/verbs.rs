@@ -72,9 +72,14 @@ impl Attempt {
     }
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
-    /// refuses requests of it that arrive later.
+    /// refuses requests of it that arrive later. What is left of the least time to hold the lock
+    /// shrinks from one try to the next.
     pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Arc<Call> {
-        Arc::new(self.ending(is_final, entry))
+        let call = self.ending(is_final, entry);
+        let Some(left) = self.must_hold() else { return Arc::new(call) };
+        // Rounded up; before it, two words of a forced release.
+        let keep_ms = millis(left + Duration::from_millis(1));
+        Arc::new(call.shared(Word::Default).shared(Word::Default).shared(keep_ms))
     }
 
     /// Revokes the lock from its holder, or only from the one that is named. This attempt only

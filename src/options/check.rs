@@ -26,6 +26,11 @@ impl Options {
         (self.replicas > 0).then_some((self.replicas, self.replica_timeout))
     }
 
+    /// For how long a lock stays held from its grant, if it does so at all.
+    pub(crate) fn minimum_hold(&self) -> Option<Duration> {
+        self.hold_at_least.filter(|span| !span.is_zero())
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (shortest, longest) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
         let replica_timeout = if self.replicas > 0 {
@@ -33,6 +38,7 @@ impl Options {
         } else {
             self.replica_timeout.min(self.node_timeout)
         };
+        let longest_hold = self.max_hold.unwrap_or(longest).min(longest);
         let spans = [
             ("ttl", self.ttl, shortest, longest),
             ("read_ttl", self.read_ttl.unwrap_or(self.ttl), shortest, longest),
@@ -43,6 +49,7 @@ impl Options {
             ("grant_within", self.grant_within.unwrap_or(longest), shortest, longest),
             ("outage_limit", self.outage_limit.unwrap_or(longest), Duration::ZERO, longest),
             ("local_turn", self.local_turn, Duration::ZERO, Duration::from_secs(10)),
+            ("hold_at_least", self.hold_at_least.unwrap_or_default(), Duration::ZERO, longest_hold),
             ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
         ];
         for (option, value, least, most) in spans {

@@ -198,6 +198,7 @@ options! {
     WriteTtl write_ttl: Option<Duration>;
     Renewal renewal: Renewal;
     MaxHold max_hold: Option<Duration>;
+    HoldAtLeast hold_at_least: Option<Duration>;
     Fencing fencing: Fencing;
     Nesting nesting: Nesting;
     MaxDepth max_depth: u32;

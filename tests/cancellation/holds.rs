@@ -36,6 +36,9 @@ fn cancelled_holds_leave_nothing() {
     Case::new("hold", 9, HOLD).run(held);
     // One script has all verbs, so the server knows it by the release.
     Case::new("cold-hold", 17, &["acquire by source", "release at 1"]).cold().run(held);
+    // The servers' clocks are real: the lock is free soon after.
+    let at_least = |options: Options| options.hold_at_least(Duration::from_millis(20));
+    Case::new("hold-at-least", 9, HOLD).with(at_least).run(held);
     Case::new("hold-within", 9, HOLD).run(async |fixture| {
         let lock = fixture.lock.clone();
         Scenario::of(async move {

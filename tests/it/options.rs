@@ -143,6 +143,19 @@ async fn options_out_of_bounds_are_refused_before_connecting() {
     }
     // `max_hold` must not be less than the longest TTL: 30 s by default, or a longer read or write
     // TTL.
+    // `hold_at_least` is at most a day, and at most the longest hold.
+    for (options, most) in [(Options::new(), day), (Options::new().max_hold(ms(60_000)), ms(60_000))] {
+        let over = options.clone().hold_at_least(most + ms(1));
+        let refused = Locks::builder().server(url).options(over).connect().await;
+        let is_named = matches!(&refused, Err(Error::Config(ConfigError::Span { option: "hold_at_least", most: to, .. }))
+            if *to == most);
+        assert!(is_named, "{refused:?}");
+        for value in [none, most] {
+            let accepted =
+                Locks::builder().server(url).options(options.clone().hold_at_least(value)).connect().await;
+            assert!(matches!(accepted, Err(Error::Redis { .. })), "{accepted:?}");
+        }
+    }
     let (sides, second): ([Set; 2], _) = ([Options::read_ttl, Options::write_ttl], ms(1_000));
     let longer = sides.map(|set| (set(Options::new(), ms(40_000)), ms(40_000)));
     for (options, ttl) in [(Options::new(), ms(30_000))].into_iter().chain(longer) {

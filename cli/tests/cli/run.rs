@@ -288,6 +288,19 @@ async fn outage_limit_outlasts_a_server_that_is_away_for_a_moment() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_lock_stays_held_after_a_short_command() {
+    let server = Server::start().await;
+    let ended = run_on(&server, &run(&["--hold-at-least", "1h"], &["true"])).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let left: i64 = server.run(&["PTTL", "lock:job"]).await;
+    assert!(left > 3_000_000, "{left}");
+    let ended = run_on(&server, &run(&["-n"], &["true"])).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    let ended = run_on(&server, &run(&["--hold-at-least", "25h"], &["true"])).await;
+    assert!(ended.code == 64 && ended.stderr.contains("hold_at_least"), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn label_names_the_holder() {
     let server = Server::start().await;
     for (options, label) in [(&["--label", "web-1"][..], "web-1"), (&[], ".")] {

@@ -1,6 +1,6 @@
 //! Requests to a full server, and to one that refuses writes.
 
-use super::client::{Acquire, Answer, Client};
+use super::client::{Acquire, Answer, Client, KEYS};
 use crate::support::Server;
 use Answer::{Busy, Final};
 
@@ -29,6 +29,30 @@ async fn release_succeeds_on_full_server_and_fails_if_writes_are_refused() {
         assert_eq!(end("refused").send(&client).await, Final(1), "{acquire:?}");
         set("maxmemory", "0").await;
         client.flush().await;
+    }
+}
+
+/// Also if the release leaves the lock held for a time.
+#[tokio::test]
+async fn release_keeps_a_lock_held_on_full_server() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&ALL) {
+        for remembers in [false, true] {
+            assert!(
+                matches!(acquire.fenced("o", "holder", 100).send(&client).await, Final(1..)),
+                "{acquire:?}"
+            );
+            let release = acquire.release("o", "holder").with("keep_ms", "50000");
+            let release = if remembers { release.with("remember", "1") } else { release };
+            client.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+            assert_eq!(release.send(&client).await, Final(1), "{acquire:?}");
+            client.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+            assert_eq!(acquire.renew("o", "holder").send(&client).await, Final(0), "{acquire:?}");
+            let left: i64 = client.run(&["PTTL", KEYS[0]]).await;
+            assert!((1..=50_000).contains(&left), "{acquire:?}: {left}");
+            client.flush().await;
+        }
     }
 }
 

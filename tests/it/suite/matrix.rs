@@ -11,6 +11,11 @@ macro_rules! all {
             inspect_reports_holder_and_token leaked_lock_stays_held_until_its_ttl
             lease_ends_with_its_ttl_if_never_renewed lease_ends_after_max_hold
         }
+        crate::suite::matrix::tests! { $core minimum_hold: release_leaves_the_lock_held_for_its_minimum }
+        crate::suite::matrix::tests! { $rest minimum_hold:
+            close_leaves_the_lock_held_for_its_minimum minimum_counts_once_if_the_reply_is_lost
+            lock_is_free_after_its_minimum waiter_acquires_once_the_minimum_ends
+        }
         crate::suite::matrix::tests! { $core renewing: renew_extends_a_lease_that_is_never_renewed }
         crate::suite::matrix::tests! { $rest renewing:
             automatic_renewals_continue_after_one_by_hand renew_never_exceeds_max_hold
@@ -104,6 +109,7 @@ macro_rules! passed_on {
         crate::suite::matrix::passed_on! { $core $rest }
     };
     ($core:tt $rest:tt) => {
+        crate::suite::matrix::tests! { $rest minimum_hold: no_hold_with_a_minimum_is_passed_on }
         crate::suite::matrix::tests! { $core local_turns: tasks_pass_a_hold_on_without_a_request }
         crate::suite::matrix::tests! { $rest local_turns:
             no_hold_is_passed_on_if_the_turn_is_zero holds_without_tokens_are_passed_on
@@ -146,6 +152,7 @@ macro_rules! owners {
             queued_owner_reenters_after_acquiring_elsewhere ttl_is_largest_of_nested_holds
             stale_release_leaves_new_hold_alone loss_ends_leases_at_every_depth
             lock_returns_too_deep_beyond_max_depth local_nesting_makes_no_round_trip
+            only_the_last_release_leaves_a_lock_held
         }
     };
     ($core:tt $rest:tt Write) => {

@@ -10,6 +10,7 @@ mod fairness;
 mod faults;
 mod local_turns;
 mod matrix;
+mod minimum_hold;
 mod nesting;
 mod readers;
 mod release;

@@ -278,3 +278,22 @@ pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
     drop((lock, locks));
     setup.finish().await;
 }
+
+/// Then the lock belongs to no owner: not even that of the hold enters before the end.
+pub async fn only_the_last_release_leaves_a_lock_held(setup: Setup) {
+    let options = ttl(20_000).hold_at_least(Duration::from_secs(60));
+    let lock = setup.client_with(options).await.reentrant("kept").unwrap();
+    let owner = Owner::new();
+    let (outer, inner) =
+        (lock.with_owner(&owner).lock().await.unwrap(), lock.with_owner(&owner).lock().await.unwrap());
+    outer.release().await.unwrap();
+    assert_eq!(count(&setup, &lock).await, 1);
+    assert!(setup.state_of(lock.name()).await.writer.unwrap().owner == owner.to_string());
+    lock.with_owner(&owner).lock().await.unwrap().release().await.unwrap();
+    inner.release().await.unwrap();
+    assert!(remaining(&setup, &lock).await > Duration::from_secs(20), "longer than the TTL");
+    assert!(lock.with_owner(&owner).try_lock().await.unwrap().is_none());
+    assert!(lock.force_release().await.unwrap());
+    drop(lock);
+    setup.finish().await;
+}
