@@ -19,7 +19,7 @@
 --   verb      words of each lock             shared words
 --   acquire   attempt queued_at proposal     ttl_ms [min_token claim_ms channel grant_before
 --                                            token_ttl_ms tokens all purpose run]
---   renew     attempt                        ttl_ms
+--   renew     attempt                        ttl_ms [successor run]
 --   release   attempt last_token             [min_token remember claim_ms channel token_ttl_ms
 --                                            tokens force only_from keep_ms]
 --   inspect
@@ -52,6 +52,8 @@
 --                 lock, for the newest 19,000 attempts)
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
 --   only_from     with force, up to 256 bytes: an attempt; only if it holds the lock
+--   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
+--                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the hold, the lock
 --                 stays held for so long, by "kept-" and the attempt, which no request can extend
 --
@@ -61,7 +63,8 @@
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
---            0              lost: expired, released, or another attempt's
+--            0              lost: expired, released, or another attempt's. With successor, a second
+--                           delivery is answered as the first one
 --   release  1              released, or revoked: granted to the next waiter, or free; or held for
 --                           keep_ms
 --            0              the attempt held nothing. A second delivery changes nothing
@@ -99,12 +102,13 @@ local words = verb == 'acquire' and 3 or verb == 'release' and 2 or verb == 'ren
 if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, grant_before, token_ttl_ms, tokens, all, purpose, run
-local remember, force, only_from, keep_ms
+local remember, force, only_from, keep_ms, successor
 if verb == 'release' then
   min_token, remember, claim_ms, channel, token_ttl_ms, tokens, force, only_from, keep_ms =
     unpack(ARGV, 2 + 2 * n)
 elseif verb == 'renew' then
-  ttl_ms = ARGV[2 + n]
+  ttl_ms, successor, run = unpack(ARGV, 2 + n)
+  if successor == '' then successor = nil end
 elseif verb == 'acquire' then
   ttl_ms, min_token, claim_ms, channel, grant_before, token_ttl_ms, tokens, all, purpose, run =
     unpack(ARGV, 2 + 3 * n)
@@ -218,7 +222,7 @@ elseif verb == 'release' then
       left[#left + 1] = i
     end
   end
-elseif verb == 'renew' then
+elseif verb == 'renew' and not successor then
   clock = redis.call('TIME')
   for i = 1, n do
     local pttl = redis.pcall('GET', KEYS[i]) == ARGV[1 + i] and redis.pcall('PTTL', KEYS[i])
@@ -270,7 +274,7 @@ local call = {
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
   is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
   has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0, count = count,
-  keep_ms = keep_ms,
+  keep_ms = keep_ms, successor = successor,
   -- What follows the attempt in its entry of the queue. A number of tokens comes after two words
   -- that other kinds have.
   claim = claim, terms = claim
@@ -559,7 +563,30 @@ local function renew(lock, attempt, call)
   if not is_attempt(attempt) then return -5 end
   local holder = unless_wrong_type(redis.pcall('GET', lock))
   if holder ~= attempt then return holder == nil and -2 or 0 end
-  if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
+  local pttl, ttl = redis.call('PTTL', lock), call.ttl_ms + 0
+  if pttl < ttl or call.successor then redis.call('PEXPIRE', lock, math.max(pttl, ttl)) end
+  return call.time
+end
+
+-- Gives the hold to another attempt, and extends it. What still arrives of the former one must not
+-- be granted anything: it has ended. A second delivery writes as well: a client that waits for
+-- replicas counts what this connection has written.
+local function adopt(lock, queue, attempt, call)
+  local successor = call.successor
+  if not is_attempt(attempt) or not is_attempt(successor) or successor == attempt then return -5 end
+  if call.node and call.admission[1] ~= call.run then return -9 end
+  local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. successor))
+  if mark and mark > 2^52 + call.time then return -1 end
+  local holder = unless_wrong_type(redis.pcall('GET', lock))
+  if holder ~= attempt then return renew(lock, successor, call) end
+  local pttl = redis.call('PTTL', lock)
+  record_end(queue, attempt, 0, call)
+  redis.call('SET', lock, successor, 'PX', math.max(pttl, call.ttl_ms))
+  local node = call.admission
+  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
+    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    node[4] = call.ttl_ms
+  end
   return call.time
 end
 
@@ -626,7 +653,7 @@ local function clean(queue, size, call)
   end
 end
 
-if node and verb == 'acquire' then
+if node and (verb == 'acquire' or successor) then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
   if not string.find(numbers, '^%d+ %d+ %d+$') then
@@ -658,6 +685,9 @@ for order = 1, is_blocked and 0 or #left do
     ok, answer = pcall(release, lock, queue, fence, attempt, ARGV[1 + n + i], remembers,
       revoke_from, call)
     if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+  elseif successor then
+    ok, answer = pcall(adopt, lock, queue, attempt, call)
+    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
     ok, answer = pcall(renew, lock, attempt, call)
   else
@@ -683,7 +713,7 @@ end
 
 -- One request in sixteen cleans its queue, by the clock: in a call, the lock of this number and
 -- each sixteenth after it. An error here has no effect on a lock, so it is not answered.
-local cleans = (claim or remembers) and 16 - time % 16 or n + 1
+local cleans = (claim or remembers or successor) and 16 - time % 16 or n + 1
 for i = cleans, n, 16 do
   if call.work <= 2000 then pcall(clean, KEYS[n + i], 16, call) end
 end

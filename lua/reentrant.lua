@@ -28,7 +28,7 @@
 --   verb      words of each lock                 shared words
 --   acquire   attempt owner queued_at proposal   ttl_ms [min_token claim_ms channel max_depth
 --                                                grant_before token_ttl_ms tokens all purpose run]
---   renew     attempt owner                      ttl_ms
+--   renew     attempt owner                      ttl_ms [successor run]
 --   release   attempt owner last_token           [min_token remember claim_ms channel max_depth
 --                                                token_ttl_ms tokens force only_from keep_ms]
 --   inspect
@@ -65,6 +65,8 @@
 --                 lock, for the newest 19,000 attempts)
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
+--   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
+--                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the last hold, the lock
 --                 stays held for so long, by "kept-" and the attempt, which no request can extend
 --
@@ -76,7 +78,8 @@
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
---            0              lost: expired, released, or another owner's
+--            0              lost: expired, released, or another owner's. With successor, a second
+--                           delivery is answered as the first one
 --   release  1 + n          released; the owner has n holds left, for the same TTL. With none left:
 --                           granted to the next waiter, or free; or held for keep_ms
 --            n              force: all n holds of the owner were revoked
@@ -116,12 +119,13 @@ local words = verb == 'acquire' and 4 or verb == 'release' and 3 or verb == 'ren
 if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
-local all, purpose, run, remember, force, only_from, keep_ms
+local all, purpose, run, remember, force, only_from, keep_ms, successor
 if verb == 'release' then
   min_token, remember, claim_ms, channel, max_depth, token_ttl_ms, tokens, force, only_from,
     keep_ms = unpack(ARGV, 2 + 3 * n)
 elseif verb == 'renew' then
-  ttl_ms = ARGV[2 + 2 * n]
+  ttl_ms, successor, run = unpack(ARGV, 2 + 2 * n)
+  if successor == '' then successor = nil end
 elseif verb == 'acquire' then
   ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose,
     run = unpack(ARGV, 2 + 4 * n)
@@ -256,7 +260,7 @@ elseif verb == 'release' then
       left[#left + 1] = i
     end
   end
-elseif verb == 'renew' then
+elseif verb == 'renew' and not successor then
   clock = redis.call('TIME')
   for i = 1, n do
     local owner, lock = ARGV[1 + n + i], KEYS[i]
@@ -309,7 +313,7 @@ local call = {
   ttl_ms = ttl_ms, token_ttl_ms = token_ttl_ms, purpose = purpose, run = run, node = node,
   is_late = grant_before and time >= grant_before + 0, is_far_ahead = is_far_ahead,
   has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
-  count = count, depth = depth, keep_ms = keep_ms,
+  count = count, depth = depth, keep_ms = keep_ms, successor = successor,
   -- What stands between the attempt and the owner in an entry of the queue, and after the owner.
   claim = claim, terms = claim and ' reentrant ' .. claim_ms .. ' ' .. (channel or '') .. ' ',
   limits = ' ' .. depth .. (count > 1 and ' ' .. tokens or ''),
@@ -753,7 +757,37 @@ local function renew(lock, attempt, owner, call)
   if not held then return -2 end
   if not token_of(lock, held[3]) then return redis.call('EXISTS', lock) == 1 and -2 or 0 end
   if not (held[1] and held[2]) then return 0 end
+  local pttl, ttl = redis.call('PTTL', lock), call.ttl_ms + 0
+  if pttl < ttl or call.successor then redis.call('PEXPIRE', lock, math.max(pttl, ttl)) end
+  return call.time
+end
+
+-- Gives the hold to another attempt of its owner, and extends it. What still arrives of the former
+-- one must not be granted anything: it has ended. A second delivery writes as well: a client that
+-- waits for replicas counts what this connection has written.
+local function adopt(lock, queue, attempt, owner, call)
+  local successor = call.successor
+  if not is_attempt(attempt) or not is_attempt(successor) or successor == attempt
+    or not is_owner(owner) then
+    return -5
+  end
+  if call.node and call.admission[1] ~= call.run then return -9 end
+  local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. successor))
+  if mark and mark > 2^52 + call.time then return -1 end
+  local held = unless_wrong_type(redis.pcall('HMGET', lock, owner, ':' .. attempt, 'mode',
+    ':' .. successor))
+  if not (held and held[1] and held[2] and token_of(lock, held[3])) or held[4] then
+    return renew(lock, successor, owner, call)
+  end
+  record_end(queue, attempt, 0, call)
   if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
+  redis.call('HSET', lock, ':' .. successor, '1')
+  redis.call('HDEL', lock, ':' .. attempt)
+  local node = call.admission
+  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
+    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    node[4] = call.ttl_ms
+  end
   return call.time
 end
 
@@ -831,7 +865,7 @@ local function clean(queue, size, call)
   end
 end
 
-if node and verb == 'acquire' then
+if node and (verb == 'acquire' or successor) then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
   if not string.find(numbers, '^%d+ %d+ %d+$') then
@@ -864,6 +898,9 @@ for order = 1, is_blocked and 0 or #left do
     ok, answer = pcall(release, lock, queue, fence, attempt, owner, ARGV[1 + 2 * n + i],
       remembers, revoke_from, call)
     if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
+  elseif successor then
+    ok, answer = pcall(adopt, lock, queue, attempt, owner, call)
+    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
     ok, answer = pcall(renew, lock, attempt, owner, call)
   else
@@ -893,7 +930,7 @@ end
 
 -- One request in sixteen cleans its queue, by the clock: in a call, the lock of this number and
 -- each sixteenth after it. An error here has no effect on a lock, so it is not answered.
-local cleans = (claim or remembers) and 16 - time % 16 or n + 1
+local cleans = (claim or remembers or successor) and 16 - time % 16 or n + 1
 for i = cleans, n, 16 do
   if call.work <= 2000 then pcall(clean, KEYS[n + i], 16, call) end
 end

@@ -46,7 +46,7 @@
 --                                                 purpose run]
 --   write      attempt owner queued_at proposal   ttl_ms [min_token claim_ms channel max_depth
 --                                                 grant_before token_ttl_ms tokens all purpose run]
---   renew      attempt owner                      ttl_ms
+--   renew      attempt owner                      ttl_ms [successor run]
 --   release    attempt owner last_token           [min_token remember claim_ms channel max_depth
 --                                                 token_ttl_ms tokens force only_from keep_ms]
 --   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
@@ -89,6 +89,8 @@
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
 --                 new for the call; implies remember
 --   only_from     with force, an owner: revoke only its holds
+--   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
+--                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the owner's only hold, it
 --                 stays for so long, of "kept-" and the attempt, which no request can extend
 --
@@ -105,7 +107,8 @@
 --                           proposal. A reader gets the larger token as its answer
 --            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
---            0              lost: expired, released, or another owner's
+--            0              lost: expired, released, or another owner's. With successor, a second
+--                           delivery is answered as the first one
 --   release  1 + n          released, or held for keep_ms; the owner has n holds left. Waiters that
 --                           may enter are admitted
 --            0              the attempt held nothing. A second delivery changes nothing
@@ -160,7 +163,8 @@ if n < 1 or n > 128 or n % 1 > 0 then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
 local all, purpose, run, remember, force, only_from, keep_ms, max_readers, minimum, clock
-local is_acquire, first, further -- the first of the shared words; some that most calls have not
+local is_acquire, successor
+local first, further -- the first of the shared words; some that most calls have not
 if verb == 'read' or verb == 'write' then
   is_acquire, first = true, 2 + 4 * n
   ttl_ms, min_token, further = ARGV[first], ARGV[first + 1], ARGV[first + 2]
@@ -178,7 +182,8 @@ elseif verb == 'release' then
       unpack(ARGV, first + 1)
   end
 elseif verb == 'renew' then
-  ttl_ms = ARGV[2 + 2 * n]
+  ttl_ms, successor, run = unpack(ARGV, 2 + 2 * n)
+  if successor == '' then successor = nil end
 elseif verb == 'downgrade' then
   ttl_ms, min_token, token_ttl_ms = unpack(ARGV, 2 + 2 * n)
   further = token_ttl_ms
@@ -373,7 +378,7 @@ elseif verb == 'release'
       end
     end
   end
-elseif verb == 'renew' then
+elseif verb == 'renew' and not successor then
   clock = redis.call('TIME')
   local time = clock[1] * 1000000 + clock[2]
   for i = 1, n do
@@ -422,15 +427,16 @@ local call = {
   ttl_ms = ttl_ms, has_token = minimum ~= nil, minimum = not is_far_ahead and minimum or 0,
   count = count, purpose = purpose, token_ttl_ms = token_ttl_ms, claim = claim,
   depth = depth, reader_limit = reader_limit, only_from = only_from, force = force,
-  remembers = remember == '1' or force ~= nil, all = all == '1', keep_ms = keep_ms,
+  remembers = remember == '1' or force ~= nil or successor ~= nil, all = all == '1',
+  keep_ms = keep_ms, successor = successor,
   is_trial = all == '1', -- nothing may be changed until each lock is found to be granted
   terms = claim and claim_ms .. ' ' .. (channel or '') .. ' ', -- in the entries of the queue
   answers = answers, work = 0, -- about how many commands were sent
 }
-if node and (is_acquire or verb == 'downgrade') then
+if node and (is_acquire or successor or verb == 'downgrade') then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
-  if is_acquire and not string.find(numbers, '^%d+ %d+ %d+$') then
+  if verb ~= 'downgrade' and not string.find(numbers, '^%d+ %d+ %d+$') then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.node, call.admission = node, known
@@ -559,7 +565,7 @@ local function serve(operation, locks, call)
       redis.pcall('SET', lock.fence, lock.accepted, 'PX', call.token_ttl_ms)
     end
     -- An admission of this node waits for the longest lease.
-    if is_granted and admission and (answer > 0 or call.verb ~= 'downgrade')
+    if is_granted and admission and (answer > 0 or call.verb == 'read' or call.verb == 'write')
       and call.ttl_ms + 0 > (tonumber(admission[4] or 0) or 2^53) then
       admission[4] = call.ttl_ms
       redis.call('HSET', call.node, 'ttl', call.ttl_ms)
@@ -592,7 +598,7 @@ for _, i in ipairs(left) do
     or proposal ~= ''
       and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= a_day_ahead) then
     answers[i] = -5
-  elseif is_late or is_acquire and node and call.admission[1] ~= run then
+  elseif is_late or (is_acquire or successor) and node and call.admission[1] ~= run then
     answers[i] = is_late and -1 or -9
   elseif is_acquire and proposal == '' and is_far_ahead then
     answers[i] = -5 -- also if it is in use: a release would grant it with a smaller token
@@ -623,7 +629,9 @@ local function renew(lock, call)
   local ttl, until_then = call.ttl_ms + 0, call.now + call.ttl_ms
   if sole then
     if sole ~= lock.owner .. ' ' .. lock.attempt then return 0 end
-    if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
+    if lock.pttl < ttl or call.successor then -- see adopt
+      redis.call('PEXPIRE', lock.key, math.max(lock.pttl, ttl))
+    end
     return call.time
   end
   local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
@@ -632,10 +640,10 @@ local function renew(lock, call)
     local writer = words and string.match(words, '^[^ ]+')
     if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end
   end
-  if ends < until_then then
+  if ends < until_then or call.successor then
     redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
     if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
-    redis.call('HSET', lock.key, field, until_then .. ' ' .. words)
+    redis.call('HSET', lock.key, field, math.max(ends, until_then) .. ' ' .. words)
   end
   return call.time
 end
@@ -804,7 +812,7 @@ local function wait_for_writer(lock, call)
   return queue(lock, write_ends - call.now, call)
 end
 
-if is_acquire or verb == 'renew' then
+if is_acquire or verb == 'renew' and not successor then
   locks = serve(is_acquire and wait_for_writer or renew, locks, call)
 end
 if verb == 'wait' then
@@ -1488,6 +1496,40 @@ local function downgrade(lock, call)
   return call.time
 end
 
+-- Gives the hold to another attempt of its owner, and extends it. What still arrives of the former
+-- one must not be granted anything: it has ended. A second delivery writes as well: a client that
+-- waits for replicas counts what this connection has written.
+local function adopt(lock, call)
+  local successor, field, value = call.successor, nil, nil
+  if #successor > 128 or string.find(successor, ' ', 1, true) or successor == lock.attempt then
+    return -5
+  end
+  local mark = tonumber(redis.call('ZSCORE', lock.queue, 'ended ' .. successor))
+  if mark and mark > 2^52 + call.time then return -1 end
+  if read_state(lock, call) then return -2 end
+  local side, sole = string.match(lock.mode or '', '^(sole [^ ]+ )(.+)$')
+  if sole == lock.owner .. ' ' .. lock.attempt then
+    field, value = 'mode', side .. lock.owner .. ' ' .. successor
+  end
+  for _, one in ipairs(side and {} or {'read', 'write'}) do
+    local holds = find_holds(lock, one, call)
+    if holds.is_held and not has(holds.others, successor) then
+      local owner = one == 'write' and lock.owner .. ' ' or ''
+      local ends = math.max(holds.ends, call.now + call.ttl_ms)
+      field = one == 'write' and 'write' or 'read:' .. lock.owner
+      value = ends .. ' ' .. owner .. (holds.left > 0 and holds.others .. ' ' or '') .. successor
+    end
+  end
+  if not field then
+    lock.attempt = successor
+    return renew(lock, call)
+  end
+  record_end(lock, 0, call)
+  if lock.pttl < call.ttl_ms + 0 then redis.call('PEXPIRE', lock.key, call.ttl_ms) end
+  redis.call('HSET', lock.key, field, value)
+  return call.time
+end
+
 -- With force: revokes the holds of all readers, of the writer, or of one owner on one side. The
 -- holders learn of it from their next renewals or releases.
 local function revoke(lock, call)
@@ -1617,7 +1659,7 @@ local function wait(lock, call)
 end
 
 operation = operation or verb == 'inspect' and inspect or verb == 'wait' and wait
-  or verb == 'downgrade' and downgrade or force and revoke or release
+  or verb == 'downgrade' and downgrade or successor and adopt or force and revoke or release
 serve(operation, locks, call)
 for _, lock in ipairs(again) do serve(operation, serve(wait_for_writer, {lock}, call), call) end
 

@@ -45,7 +45,9 @@ mod shorten;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+mod ticket;
 mod traces;
+mod transfer;
 mod wire;
 
 /// The guide: one page for each subject.
@@ -208,3 +210,5 @@ pub use owner::{Owner, OwnerError};
 pub use queries::HolderId;
 pub use reentrant::{ReentrantGuard, ReentrantLock};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub use ticket::Ticket;
+pub use transfer::IntoTicketError;

@@ -266,7 +266,7 @@ impl fmt::Debug for Mutex {
 #[must_use = "if unused, the mutex is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
-    hold: OwnedLease,
+    pub(crate) hold: OwnedLease,
 }
 
 impl MutexGuard {

@@ -175,8 +175,8 @@ impl Options {
     ///   TTL that is longer than this time.
     /// - Notify a waiter. It polls when the hold ends; but if the release came shortly before that,
     ///   up to 2.1 s later, or up to [`poll_cap`](Options::poll_cap) if that is shorter.
-    /// - Pass or share holds: [`local_turn`](Options::local_turn) has no effect. If an owner holds the
-    ///   lock several times, only its last release leaves it held.
+    /// - Pass or share holds: [`local_turn`](Options::local_turn) has no effect. If an owner holds
+    ///   the lock several times, only its last release leaves it held.
     pub fn hold_at_least(mut self, span: Duration) -> Options {
         self.hold_at_least = Some(span);
         self.mark_set(Field::HoldAtLeast)

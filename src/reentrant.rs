@@ -329,8 +329,8 @@ impl fmt::Debug for ReentrantLock {
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
-    owner: Owner,
-    shared: Arc<SharedHold>,
+    pub(crate) owner: Owner,
+    pub(crate) shared: Arc<SharedHold>,
 }
 
 impl ReentrantGuard {

@@ -137,7 +137,7 @@ const FOUND: &str = "something that is not a read-write lock";
 #[derive(Clone)]
 pub struct RwLock {
     pub(crate) read: NamedLock,
-    write: NamedLock,
+    pub(crate) write: NamedLock,
     owner: Option<Owner>,
 }
 

@@ -41,6 +41,10 @@ pub enum Operation {
     Renew,
     /// A guard is released.
     Release,
+    /// A guard becomes a [ticket](crate::Ticket).
+    Transfer,
+    /// A lock adopts a [ticket](crate::Ticket).
+    Adopt,
     /// A hold to write becomes a hold to read.
     Downgrade,
     /// A call reads the state of a lock: `inspect`, `is_locked`, `is_held_by`.
@@ -65,6 +69,8 @@ impl Operation {
             Operation::Hold => "hold",
             Operation::Renew => "renew",
             Operation::Release => "release",
+            Operation::Transfer => "transfer",
+            Operation::Adopt => "adopt",
             Operation::Downgrade => "downgrade",
             Operation::Inspect => "inspect",
             Operation::ForceRelease => "force-release",

@@ -90,6 +90,19 @@ pub enum Error {
         /// How the reply was lost: the source.
         cause: Box<Error>,
     },
+    /// Other tasks of this client have a part in the hold, so it cannot become a
+    /// [`Ticket`](crate::Ticket).
+    SharedHold {
+        /// Which operation failed, on which lock and server.
+        context: Context,
+    },
+    /// The [`Ticket`](crate::Ticket) is for another lock. No request was sent.
+    WrongTicket {
+        /// Which operation failed, on which lock and server.
+        context: Context,
+        /// What differs: the name or the kind.
+        differs: &'static str,
+    },
     /// The owner has [`Options::max_depth`](crate::Options::max_depth) holds already.
     TooDeep {
         /// Which operation failed, on which lock and server.
@@ -210,6 +223,8 @@ impl Error {
             | Error::Closed { context }
             | Error::NotHeld { context }
             | Error::Unconfirmed { context, .. }
+            | Error::SharedHold { context }
+            | Error::WrongTicket { context, .. }
             | Error::TooDeep { context, .. }
             | Error::WouldDeadlock { context }
             | Error::TooManyReaders { context, .. }

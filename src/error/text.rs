@@ -92,6 +92,12 @@ impl fmt::Display for Reason<'_> {
                 "the reply was lost, and the lock has had another holder since; \
                  this request released it, or it had been lost before",
             ),
+            Error::SharedHold { .. } => {
+                f.write_str("other tasks of this client use the same hold, so it has to stay here")
+            }
+            Error::WrongTicket { differs, .. } => {
+                write!(f, "the ticket is for another lock: its {differs} differs")
+            }
             Error::TooDeep { depth, .. } => {
                 write!(f, "the owner already has {depth} holds, the limit set by max_depth")
             }

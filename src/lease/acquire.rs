@@ -20,7 +20,7 @@ use super::poll_budget::PollBudget;
 use super::progress::Progress;
 use super::waiter::{Waiter, WakeEvent};
 use crate::deployment::NodeSet;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::measure::WakeReason;
 use crate::traces::{Grant, acquiring};
 use crate::wire::Failure;
@@ -68,7 +68,7 @@ pub(crate) async fn try_acquire<T: Acquire>(request: &LockRequest) -> Result<Opt
         let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
         (outcome, woken)
     };
-    unless_closed(request, pin!(acquiring(request.described(), pin!(trying)))).await
+    unless_closed(request, Operation::Acquire, pin!(acquiring(request.described(), pin!(trying)))).await
 }
 
 /// Waits for the lock, for at most `limit` if there is one, which covers connecting, waiting and
@@ -93,7 +93,7 @@ pub(crate) async fn acquire<T: Acquire>(request: &LockRequest, limit: Option<Dur
         };
         (outcome, Some(progress.woken))
     };
-    unless_closed(request, pin!(acquiring(request.described(), pin!(waiting)))).await
+    unless_closed(request, Operation::Acquire, pin!(acquiring(request.described(), pin!(waiting)))).await
 }
 
 /// Joins a hold of this client, if the kind allows that: the short way of most readers.

@@ -11,7 +11,7 @@ use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
 use super::owned_lease::{GrantedLease, OwnedLease};
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::measure::WakeReason;
 use crate::traces::acquiring;
 use crate::wire::{Call, Reply, WaitFor};
@@ -25,7 +25,9 @@ pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Owned
     let Some(first) = requests.first() else { return Ok(Some(Vec::new())) };
     let open = |request: &LockRequest| OpenCall::new(&request.client.keeper, &request.name);
     let _open: Vec<OpenCall> = requests.iter().map(open).collect();
-    let Some(holds) = unless_closed(first, pin!(try_groups(requests))).await? else { return Ok(None) };
+    let Some(holds) = unless_closed(first, Operation::Acquire, pin!(try_groups(requests))).await? else {
+        return Ok(None);
+    };
     let mut granted = Vec::with_capacity(holds.len());
     for (hold, request) in holds.into_iter().zip(requests) {
         let call = pin!(ready((Ok(hold), Some(WakeReason::AtOnce))));

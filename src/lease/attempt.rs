@@ -161,7 +161,7 @@ impl Attempt {
     }
 
     /// The id and the labels of the client, as the server stores them.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         format!("{}{}", self.id.simple(), self.origin.suffix)
     }
 

@@ -143,11 +143,19 @@ impl Hold {
     /// The hold is never released from now on: it ends with its TTL, once no task uses it.
     pub(crate) fn leak(self) {
         match self {
-            Hold::Own(hold) => hold.leak(),
+            Hold::Own(hold) => _ = hold.leak(),
             Hold::Joint(mut part) => {
                 part.group.state.lock().is_leaked = true;
                 part.leave(LeaseEnd::Leaked);
             }
+        }
+    }
+
+    /// The hold, if no other task of this client has a part in it.
+    pub(crate) fn into_sole(self) -> Result<OwnedLease, Hold> {
+        match self {
+            Hold::Own(hold) => Ok(hold),
+            Hold::Joint(part) => part.into_sole().map_err(Hold::Joint),
         }
     }
 }
@@ -202,9 +210,33 @@ impl JointHold {
         releasing(attempt.observer(), what, left).await
     }
 
+    /// The hold, if this is its only member. Tasks that wait to join it ask the server.
+    fn into_sole(mut self) -> Result<OwnedLease, JointHold> {
+        let group = Arc::clone(&self.group);
+        let mut state = group.state.lock();
+        let Some(place) = self.place else { return Err(self) };
+        if state.members.len() > 1 || state.is_leaked || self.lease.is_lost() {
+            drop(state);
+            return Err(self);
+        }
+        state.expects_waiters = false;
+        state.members.try_remove(place);
+        self.place = None;
+        let hold = group.take_if_unused(state);
+        self.end(LeaseEnd::Leaked);
+        hold.ok_or(self)
+    }
+
     /// Ends its lease. Returns how that ended, and the hold if it was the last member.
     fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>) {
         let Some(place) = self.place.take() else { return (how, None) };
+        let end = self.end(how);
+        let mut state = self.group.state.lock();
+        state.members.try_remove(place);
+        (end, self.group.take_if_unused(state))
+    }
+
+    fn end(&mut self, how: LeaseEnd) -> LeaseEnd {
         let end = self.lease.end_as(how);
         self.lease.announce();
         if end == LeaseEnd::Released {
@@ -212,9 +244,7 @@ impl JointHold {
         }
         self.lease.measure_end(end);
         self.span.end(end.word());
-        let mut state = self.group.state.lock();
-        state.members.try_remove(place);
-        (end, self.group.take_if_unused(state))
+        end
     }
 }
 

@@ -225,13 +225,23 @@ impl Lease {
         }
     }
 
-    /// The error of an operation on a lease that ended.
-    pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
+    /// The operation, lock and server, for errors.
+    pub(crate) fn context(&self, operation: Operation) -> Context {
         let context = Context::of(operation, self.name());
-        let context = match self.attempt().server() {
+        match self.attempt().server() {
             Some(server) => context.on(server),
             None => context,
-        };
+        }
+    }
+
+    /// The error of an operation on this lease, if it has ended.
+    pub(crate) fn ended(&self, operation: Operation) -> Option<Error> {
+        self.end().map(|end| self.error(operation, end))
+    }
+
+    /// The error of an operation on a lease that ended.
+    pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
+        let context = self.context(operation);
         match end {
             LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { context },
             LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },

@@ -13,7 +13,8 @@ pub enum LeaseEnd {
     /// Before the deadline, the server answered that it has no such hold: it was force-released,
     /// its key was deleted, or the server has lost data. Another client may have the lock by now.
     Revoked,
-    /// Its guard was leaked: the server has the lock until the TTL expires, and it is not renewed.
+    /// Its guard was leaked, or became a [ticket](crate::Ticket): the server has the hold until the
+    /// TTL expires or the ticket is adopted, and no task of this guard's renews it.
     Leaked,
     /// [`Locks::close`](crate::Locks::close) released it while its guard was alive.
     Closed,

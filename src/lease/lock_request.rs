@@ -206,6 +206,7 @@ pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&str>) -> boo
 /// argument twice, so the call, which is large, is borrowed; it is dropped before its `OpenCall`.
 pub(super) async fn unless_closed<T>(
     request: &LockRequest,
+    operation: Operation,
     mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {
     let keeper = &request.client.keeper;
@@ -214,10 +215,12 @@ pub(super) async fn unless_closed<T>(
         () = keeper.closing.wait_until_begun() => None,
         outcome = request.client.with_runtime(call.as_mut()) => Some(outcome),
     };
-    let outcome = outcome.map(|outcome| outcome.unwrap_or_else(|| Err(request.runtime_ended())));
+    let context = || request.client.context(operation, &request.name);
+    let ended = || Err(Error::RuntimeEnded { context: context() });
+    let outcome = outcome.map(|outcome| outcome.unwrap_or_else(ended));
     match outcome {
         // A lease that was granted after `close` took all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,
-        _ => Err(Error::Closed { context: request.context() }),
+        _ => Err(Error::Closed { context: context() }),
     }
 }

@@ -62,7 +62,7 @@ impl Lease {
     /// Cancel safe: after a drop the lease has its old deadline, and the server may hold the lock
     /// for longer. Its guard releases it all the same.
     pub async fn renew(&self) -> Result<Instant, Error> {
-        let ended = || self.end().map(|end| self.error(Operation::Renew, end));
+        let ended = || self.ended(Operation::Renew);
         if let Some(error) = ended() {
             return Err(error);
         }

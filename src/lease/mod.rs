@@ -4,6 +4,7 @@
 
 mod acquire;
 mod acquire_round;
+mod adoption;
 mod all_at_once;
 mod attempt;
 mod attempt_guard;
@@ -42,6 +43,7 @@ mod verbs;
 mod waiter;
 
 pub(crate) use acquire::{acquire, try_acquire};
+pub(crate) use adoption::adopt;
 pub(crate) use all_at_once::try_all;
 pub(crate) use client::{Client, Servers};
 pub(crate) use held_work::{conclude, release_after, run};

@@ -250,7 +250,7 @@ impl OwnedLease {
         let call = attempt.convert(verb);
         let may_arrive_late = attempt.in_flight.is_indeterminate();
         let sent = Moment::now();
-        let Decision { answer, reply, votes } = retry(&client, &attempt, &call).await.map_err(error)?;
+        let Decision { answer, reply, votes } = retry(&client, &attempt, &call, true).await.map_err(error)?;
         match answer {
             Answer::Final(1..) => {
                 let mut until = sent + attempt.trusted_span(attempt.options.ttl);
@@ -276,11 +276,12 @@ impl OwnedLease {
         }
     }
 
-    /// The lock is never released from now on: it ends with its TTL.
-    pub(crate) fn leak(&self) {
+    /// The lock is never released from now on: it ends with its TTL. Returns how the lease ended,
+    /// which may have been before.
+    pub(crate) fn leak(&self) -> LeaseEnd {
         self.is_leaked.store(true, Ordering::Relaxed);
         self.cohort.iter().for_each(|cohort| cohort.end());
-        self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked);
+        self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked)
     }
 }
 

@@ -54,11 +54,16 @@ pub(crate) async fn decide(
 }
 
 /// Sends a request again while that may help.
-pub(super) async fn retry(client: &Client, attempt: &Attempt, call: &Arc<Call>) -> Result<Decision, Failure> {
+pub(super) async fn retry(
+    client: &Client,
+    attempt: &Attempt,
+    call: &Arc<Call>,
+    may_trust_silence: bool,
+) -> Result<Decision, Failure> {
     let (mut tries_left, mut may_have_run) = (REQUEST_TRIES, false);
     loop {
         tries_left -= 1;
-        match decide(client, attempt, call, true).await {
+        match decide(client, attempt, call, may_trust_silence).await {
             Err(failure) if failure.is_transient() && tries_left > 0 => {
                 may_have_run |= failure.is_indeterminate()
             }

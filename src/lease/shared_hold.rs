@@ -66,6 +66,11 @@ impl SharedHold {
         &self.hold
     }
 
+    /// The hold, if it has no other guard.
+    pub(crate) fn into_sole(self: Arc<SharedHold>) -> Result<OwnedLease, Arc<SharedHold>> {
+        Arc::try_unwrap(self).map(|SharedHold { hold, _entry }| hold)
+    }
+
     /// Releases the hold if this was its last guard.
     pub(crate) async fn release(self: Arc<SharedHold>) -> Result<(), Error> {
         let lease = self.hold.lease().clone();

@@ -71,6 +71,17 @@ impl Attempt {
         Arc::new(self.call(self.kind.verbs.renew).shared(ttl.map_or(1, millis)))
     }
 
+    /// Continues the hold of a former attempt, and extends the lease. Replicas and the restart
+    /// guard count as for an acquire: with less, two attempts might continue one hold.
+    pub(super) fn adopt(&self, former: &str) -> Arc<Call> {
+        let call = Call::new(self.kind.script, self.kind.verbs.renew, &self.name).own(former);
+        let call = if self.kind.has_owner { call.own(self.owner.as_ref()) } else { call };
+        let call = call.shared(millis(self.options.ttl)).shared(self.id_word());
+        let call = call.replicated(self.options.wants_replicas());
+        let is_guarded = self.has_restart_guard();
+        Arc::new(if is_guarded { call.shared(Word::Run).at_node(&self.name.node()) } else { call })
+    }
+
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
     /// refuses requests of it that arrive later. What is left of the least time to hold the lock
     /// shrinks from one try to the next.

@@ -18,12 +18,12 @@ use crate::owner::Owner;
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
-    owner: Option<Owner>,
-    hold: Hold,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) hold: Hold,
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(owner: Option<&Owner>, hold: Hold) -> RwLockReadGuard {
+    pub(crate) fn new(owner: Option<&Owner>, hold: Hold) -> RwLockReadGuard {
         RwLockReadGuard { owner: owner.cloned(), hold }
     }
 
@@ -88,14 +88,14 @@ impl fmt::Debug for RwLockReadGuard {
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
-    owner: Option<Owner>,
-    hold: OwnedLease,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) hold: OwnedLease,
     /// Those of the read side, for a downgrade.
-    read_options: Arc<Options>,
+    pub(crate) read_options: Arc<Options>,
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(
+    pub(crate) fn new(
         owner: Option<&Owner>,
         hold: OwnedLease,
         read_options: &Arc<Options>,

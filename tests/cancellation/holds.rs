@@ -231,6 +231,23 @@ fn cancelled_renewals_by_hand_leave_the_lease() {
     Case::new("renew-and-release", 9, &["renew", "release"]).run(renewed_and_released);
 }
 
+/// The hold is adopted, or stays with its ticket until another client adopts it.
+pub(super) async fn adopted(fixture: &Fixture) -> Scenario {
+    let ticket = fixture.lock.lock().await.unwrap().into_ticket().unwrap();
+    let (lock, rest, again) = (fixture.lock.clone(), fixture.lock.clone(), ticket.clone());
+    Scenario::of(async move {
+        if let Ok(guard) = lock.adopt(&ticket).await {
+            drop(guard.release().await);
+        }
+    })
+    .afterwards(async move { drop(rest.adopt(&again).await) })
+}
+
+#[test]
+fn cancelled_adoptions_leave_nothing() {
+    Case::new("adopt", 9, &["renew", "release"]).run(adopted);
+}
+
 #[test]
 fn clients_dropped_while_they_renew_leave_nothing() {
     Case::new("client", 5, &["renew"]).run(async |fixture| {

@@ -3,7 +3,7 @@
 use redlatch::{Options, Wakeups};
 
 use super::holds::{
-    disturbed, downgraded, held, nested, renewed, renewed_and_released, renewed_by_hand, upgraded,
+    adopted, disturbed, downgraded, held, nested, renewed, renewed_and_released, renewed_by_hand, upgraded,
     waited_to_upgrade,
 };
 use super::locks::Kind;
@@ -61,6 +61,11 @@ fn cancelled_holds_of_a_quorum_leave_nothing_after_each_step() {
 fn cancelled_renewals_by_hand_of_a_quorum_leave_the_lease() {
     everywhere("quorum-renew-by-hand", 5, &["renew at 3"], renewed_by_hand);
     everywhere("quorum-renew-and-release", 9, &["renew", "release"], renewed_and_released);
+}
+
+#[test]
+fn cancelled_adoptions_of_a_quorum_leave_nothing() {
+    everywhere("quorum-adopt", 9, &["renew at 3", "release"], adopted);
 }
 
 #[test]

@@ -202,8 +202,8 @@ impl Case {
             let start = if self.has_replicas { Server::start_replicated } else { Server::start };
             let servers = std::iter::repeat_with(start).take(self.nodes).collect();
             let net = Rc::new(Network::before(servers, self.order));
-            // The rival does not wait for replicas: a key on the master alone must block it, too. Its
-            // releases leave nothing held.
+            // The rival does not wait for replicas: a key on the master alone must block it, too.
+            // Its releases leave nothing held.
             let options = self.options.clone().replicas(0, TICK).hold_at_least(Duration::ZERO);
             let rival = net.flow("the rival connects", open(&net, ConnectionOwner::Rival, &options)).await;
             net.flow("the rival subscribes", subscribe(&rival)).await;

@@ -33,12 +33,13 @@ const LAYERS: [(&str, &[&str]); 4] = [
             "owner",
             "shorten",
             "simulation",
+            "ticket",
             "traces",
         ],
     ),
     ("wire", &["wire"]),
     ("lease", &["lease"]),
-    ("kinds", &["all", "queries", "locks", "mutex", "reentrant", "rwlock", "blocking"]),
+    ("kinds", &["all", "queries", "locks", "mutex", "reentrant", "rwlock", "transfer", "blocking"]),
 ];
 
 /// The files of two layers, lowest first. A file uses only those before it.
@@ -53,7 +54,7 @@ const INSIDE: [(&str, &str); 2] = [
     (
         "lease",
         "kind validity caller attempt verbs schedule_entry lease_end lease lease_report held_work schedule keeper renewal connection_watch shared_poll local_queue client \
-         off_runtime lock_request manual_renewal close release attempt_guard cohort owned_lease reply_tally grant_clock \
+         off_runtime lock_request manual_renewal close release attempt_guard cohort owned_lease adoption reply_tally grant_clock \
          acquire_round outage_deadline poll_budget waiter progress local_wait acquire all_at_once shared_hold joint_hold",
     ),
 ];

@@ -38,5 +38,6 @@ mod suite;
 #[allow(dead_code, reason = "the fault checker uses it as well")]
 mod support;
 mod support_tests;
+mod ticket;
 mod worker;
 mod wrong_type;

@@ -243,6 +243,26 @@ async fn quorum_rejoin_waits_for_a_downgraded_lease_with_a_longer_ttl() {
     soon("the read lease has expired", rival.write()).await.unwrap().release().await.unwrap();
 }
 
+/// The same for a hold that is adopted with a longer TTL than it was granted with.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_rejoin_waits_for_an_adopted_lease_with_a_longer_ttl() {
+    const LONG: Duration = Duration::from_millis(2_500);
+    let mut quorum = Quorum::start(3).await;
+    let short = quorum.client(guarded().ttl(Duration::from_secs(1))).await;
+    short.rejoin().await.unwrap();
+    let long = quorum.client(guarded().ttl(LONG).renewal(Renewal::Never)).await;
+    for kind in KINDS {
+        let ticket = kind.lock(&short, kind.name()).lock().await.unwrap().into_ticket().unwrap();
+        let adopted = kind.lock(&long, kind.name()).adopt(&ticket).await.unwrap();
+        let gone = 1 << (kind as u32 % 3);
+        lose_data(&mut quorum, gone, Loss::Restart).await;
+        let start = Stopwatch::start();
+        assert_eq!(admitted(short.rejoin().await), quorum.labels(gone));
+        assert!(start.elapsed() >= LONG, "{:?}", start.elapsed());
+        assert!(adopted.lease().is_lost());
+    }
+}
+
 /// A majority of voters must respond, before and after the wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_rejoin_fails_without_a_majority_of_voters() {

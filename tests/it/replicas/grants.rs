@@ -298,3 +298,29 @@ async fn replicas_are_refused_for_a_cluster() {
     let locks = Locks::builder().cluster(&urls).connect().await.unwrap();
     assert!(matches!(locks.with_options(wanted.clone()), Err(ConfigError::ReplicasOfCluster)));
 }
+
+/// A replica without the adoption would let a second client adopt the ticket after its promotion.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_standalone_adoptions_wait_for_replicas() {
+    let (master, replicas) = group(1).await;
+    let locks = master.locks_with(notified_only().replicas(1, TIMEOUT)).await;
+    let plain = master.locks_with(notified_only()).await;
+    for kind in KINDS {
+        let lock = kind.lock(&locks, kind.name());
+        let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
+        let before = waits(&master).await;
+        let guard = lock.adopt(&ticket).await.unwrap();
+        assert_eq!(waits(&master).await, before + 1, "{kind:?}");
+        let ticket = guard.into_ticket().unwrap();
+        caught_up(&master, 1).await;
+        replicas[0].pause();
+        let outcome = lock.adopt(&ticket).await;
+        assert!(matches!(outcome, Err(Error::TooFewReplicas { .. })), "{kind:?}: {outcome:?}");
+        replicas[0].resume();
+        caught_up(&master, 1).await;
+        let rival = kind.rival().lock(&plain, kind.name());
+        soon("what was not confirmed is released", rival.lock()).await.unwrap().release().await.unwrap();
+    }
+    drop((locks, plain));
+    master.assert_nothing_left().await;
+}

@@ -32,6 +32,26 @@ async fn release_succeeds_on_full_server_and_fails_if_writes_are_refused() {
     }
 }
 
+/// The successor of a hold gets it on a full server too, since that is no more than a renewal.
+#[tokio::test]
+async fn hold_is_handed_over_on_full_server() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&ALL) {
+        assert!(matches!(acquire.fenced("o", "holder", 100).send(&client).await, Final(1..)), "{acquire:?}");
+        client.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        let handed = acquire.renew("o", "holder").with("successor", "next");
+        for _ in 0..2 {
+            assert!(matches!(handed.send(&client).await, Final(1..)), "{acquire:?}");
+        }
+        assert!(matches!(acquire.renew("o", "next").send(&client).await, Final(1..)), "{acquire:?}");
+        assert_eq!(acquire.renew("o", "holder").send(&client).await, Final(0), "{acquire:?}");
+        assert_eq!(acquire.release("o", "next").send(&client).await, Final(1), "{acquire:?}");
+        client.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        client.flush().await;
+    }
+}
+
 /// Also if the release leaves the lock held for a time.
 #[tokio::test]
 async fn release_keeps_a_lock_held_on_full_server() {

@@ -30,11 +30,6 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         &["if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end"],
     ),
     (
-        "only a user without a right comes here: half_refused.rs",
-        &["mutex", "reentrant"],
-        &["if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end"],
-    ),
-    (
         "only a user without a right comes here: missing_rights.rs",
         &["mutex", "reentrant"],
         &[
@@ -78,7 +73,6 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "if clock.err then",
             "for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end",
             "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end",
-            "if lock.pttl < ttl then redis.call('PEXPIRE', lock.key, call.ttl_ms) end",
             "if type(kept) == 'table' then",
             "if is_added then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end",
             "if type(stored) == 'table' then",

@@ -22,6 +22,15 @@ macro_rules! all {
             renew_of_a_revoked_lease_returns_lost renew_never_revives_a_lease
             renew_fails_while_servers_are_stopped renew_returns_how_the_lease_has_ended
         }
+        crate::suite::matrix::tests! { $core tickets:
+            a_hold_is_adopted_from_its_ticket one_of_several_adopts_a_ticket
+        }
+        crate::suite::matrix::tests! { $rest tickets:
+            an_adopted_hold_is_renewed_and_handed_on a_ticket_ends_with_its_ttl
+            a_ticket_of_a_revoked_hold_is_lost a_ticket_for_another_lock_is_refused
+            adopt_counts_once_if_its_reply_is_lost a_close_leaves_the_hold_of_a_ticket
+            a_lost_lease_becomes_no_ticket
+        }
         crate::suite::matrix::tests! { $core waiting:
             release_grants_at_once_to_waiter waiter_rejects_grant_received_after_its_claim
         }
@@ -134,7 +143,7 @@ macro_rules! shared {
             a_reader_that_comes_late_has_a_hold_of_its_own one_task_asks_for_all_that_wait
             dropped_readers_leave_nothing a_task_that_is_not_polled_keeps_no_hold
             a_revoked_hold_is_lost_for_all_its_readers readers_share_only_what_they_may
-            a_downgraded_hold_may_be_joined a_renewal_extends_a_shared_hold a_leaked_read_stays_until_its_ttl
+            a_downgraded_hold_may_be_joined a_renewal_extends_a_shared_hold a_sole_reader_becomes_a_ticket a_leaked_read_stays_until_its_ttl
             a_close_ends_all_shared_reads a_task_that_reads_learns_that_it_waits_for_itself
             writers_have_their_turn_beside_shared_reads
         }
@@ -152,7 +161,8 @@ macro_rules! owners {
             queued_owner_reenters_after_acquiring_elsewhere ttl_is_largest_of_nested_holds
             stale_release_leaves_new_hold_alone loss_ends_leases_at_every_depth
             lock_returns_too_deep_beyond_max_depth local_nesting_makes_no_round_trip
-            only_the_last_release_leaves_a_lock_held
+            only_the_last_release_leaves_a_lock_held one_of_several_holds_is_adopted
+            guards_of_one_local_hold_become_no_ticket
         }
     };
     ($core:tt $rest:tt Write) => {

@@ -18,8 +18,8 @@ async fn granted(lock: &AnyLock) -> (Instant, AnyGuard) {
     (before, lock.lock().await.unwrap())
 }
 
-/// Checks that the servers hold the lock until a minute after its grant, for no attempt, and revokes
-/// it then.
+/// Checks that the servers hold the lock until a minute after its grant, for no attempt, and
+/// revokes it then.
 async fn assert_kept(setup: &Setup, lock: &AnyLock, watcher: &AnyLock, before: Instant) {
     let kept = setup.deployment.kept_until(lock.key()).await;
     // A server counts in milliseconds.

@@ -19,6 +19,7 @@ mod run;
 mod rw_modes;
 mod several;
 mod shared_reads;
+mod tickets;
 mod unknown_outcomes;
 mod upgrades;
 mod waiting;

@@ -282,7 +282,7 @@ pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
 /// Then the lock belongs to no owner: not even that of the hold enters before the end.
 pub async fn only_the_last_release_leaves_a_lock_held(setup: Setup) {
     let options = ttl(20_000).hold_at_least(Duration::from_secs(60));
-    let lock = setup.client_with(options).await.reentrant("kept").unwrap();
+    let lock = setup.client_with(options).await.reentrant("kept", &Owner::new()).unwrap();
     let owner = Owner::new();
     let (outer, inner) =
         (lock.with_owner(&owner).lock().await.unwrap(), lock.with_owner(&owner).lock().await.unwrap());
@@ -295,5 +295,45 @@ pub async fn only_the_last_release_leaves_a_lock_held(setup: Setup) {
     assert!(lock.with_owner(&owner).try_lock().await.unwrap().is_none());
     assert!(lock.force_release().await.unwrap());
     drop(lock);
+    setup.finish().await;
+}
+
+pub async fn one_of_several_holds_is_adopted(setup: Setup) {
+    let (lock, next) = (
+        setup.client().await.reentrant("nested", &Owner::new()).unwrap(),
+        setup.client().await.reentrant("nested", &Owner::new()).unwrap(),
+    );
+    let owner = Owner::new();
+    let outer = lock.with_owner(&owner).lock().await.unwrap();
+    let ticket = lock.with_owner(&owner).lock().await.unwrap().into_ticket().unwrap();
+    assert_eq!(ticket.owner(), Some(&owner));
+    let inner = next.adopt(&ticket).await.unwrap();
+    assert_eq!(inner.owner(), &owner);
+    assert_eq!(count(&setup, &lock).await, 2);
+    outer.release().await.unwrap();
+    assert_eq!(count(&setup, &lock).await, 1);
+    assert!(!inner.lease().is_lost());
+    inner.release().await.unwrap();
+    assert!(!setup.deployment.has_holders(lock.name()).await);
+    drop((lock, next));
+    setup.finish().await;
+}
+
+pub async fn guards_of_one_local_hold_become_no_ticket(setup: Setup) {
+    let locks = setup.client_with(Options::new().nesting(Nesting::Local)).await;
+    let lock = locks.reentrant("local", &Owner::new()).unwrap();
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let refused = inner.into_ticket().unwrap_err();
+    assert!(matches!(refused.error(), Error::SharedHold { .. }), "{refused:?}");
+    let inner = refused.into_guard();
+    assert!(!inner.lease().is_lost() && !outer.lease().is_lost());
+    inner.release().await.unwrap();
+    let adopted = lock.adopt(&outer.into_ticket().unwrap()).await.unwrap();
+    let nested = lock.lock().await.unwrap(); // inside the adopted hold, without a request
+    assert_eq!(count(&setup, &lock).await, 1);
+    nested.release().await.unwrap();
+    adopted.release().await.unwrap();
+    assert!(!setup.deployment.has_holders(lock.name()).await);
+    drop((lock, locks));
     setup.finish().await;
 }

@@ -89,6 +89,31 @@ pub async fn a_renewal_extends_a_shared_hold(setup: Setup) {
     setup.finish().await;
 }
 
+pub async fn a_sole_reader_becomes_a_ticket(setup: Setup) {
+    let (lock, next) =
+        (reading(&setup, "handed", long_turn()).await, reading(&setup, "handed", Options::new()).await);
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    let refused = first.into_ticket().unwrap_err();
+    assert!(matches!(refused.error(), Error::SharedHold { .. }), "{refused:?}");
+    let first = refused.into_guard();
+    assert!(!first.lease().is_lost() && !second.lease().is_lost());
+    second.release().await.unwrap();
+    let (lease, token) = (first.lease().clone(), first.lease().fencing_token());
+    let ticket = first.into_ticket().unwrap();
+    assert_eq!(lease.end(), Some(LeaseEnd::Leaked));
+    // The next reader has a hold of its own, not that of the ticket.
+    let third = lock.read().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 2);
+    let adopted = next.adopt_read(&ticket).await.unwrap();
+    assert_eq!(adopted.lease().fencing_token(), token);
+    assert_eq!(holds(&setup, &lock).await, 2);
+    third.release().await.unwrap();
+    adopted.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 0);
+    drop((lock, next));
+    setup.finish().await;
+}
+
 pub async fn a_reader_that_comes_late_has_a_hold_of_its_own(setup: Setup) {
     let turn = Duration::from_millis(5);
     let lock = reading(&setup, "late", Options::new().local_turn(turn)).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{
     Error, FencingToken, Holder, Lease, Locks, Mutex, MutexGuard, Name, Owner, ReentrantGuard, ReentrantLock,
-    RwLock, RwLockReadGuard, RwLockWriteGuard,
+    RwLock, RwLockReadGuard, RwLockWriteGuard, Ticket,
 };
 use serde::Serialize;
 
@@ -141,6 +141,18 @@ impl AnyLock {
         })
     }
 
+    /// Continues the hold of a ticket, whatever its owner.
+    pub async fn adopt(&self, ticket: &Ticket) -> Result<AnyGuard, Error> {
+        Ok(match self {
+            AnyLock::Mutex(lock) => AnyGuard::Mutex(lock.adopt(ticket).await?),
+            AnyLock::Reentrant(lock, _) => AnyGuard::Reentrant(lock.adopt(ticket).await?),
+            AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) => {
+                AnyGuard::Read(lock.adopt_read(ticket).await?)
+            }
+            AnyLock::Write(lock) => AnyGuard::Write(lock.adopt_write(ticket).await?),
+        })
+    }
+
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
@@ -256,6 +268,16 @@ impl AnyGuard {
             AnyGuard::Read(guard) => guard.release().await,
             AnyGuard::Write(guard) => guard.release().await,
         }
+    }
+
+    /// The error drops the guard.
+    pub fn into_ticket(self) -> Result<Ticket, Error> {
+        Ok(match self {
+            AnyGuard::Mutex(guard) => guard.into_ticket()?,
+            AnyGuard::Reentrant(guard) => guard.into_ticket()?,
+            AnyGuard::Read(guard) => guard.into_ticket()?,
+            AnyGuard::Write(guard) => guard.into_ticket()?,
+        })
     }
 
     pub fn leak(self) {

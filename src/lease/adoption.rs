@@ -1,0 +1,86 @@
+//! [`adopt`]: continues a hold from its ticket. [`OwnedLease::into_ticket`] makes one.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use super::attempt_guard::AttemptGuard;
+use super::close::OpenCall;
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
+use super::lock_request::{LockRequest, unless_closed};
+use super::owned_lease::{GrantedLease, OwnedLease};
+use super::release::{Decision, retry};
+use crate::clock::Moment;
+use crate::error::{Error, Operation};
+use crate::measure::WakeReason;
+use crate::owner::Owner;
+use crate::ticket::Ticket;
+use crate::traces::acquiring;
+use crate::wire::{Answer, Failure};
+
+impl OwnedLease {
+    /// Ends the lease, and leaves the hold to the attempt that adopts the ticket. Fails if the
+    /// lease has ended before.
+    pub(crate) fn into_ticket(self) -> Result<Ticket, Box<(OwnedLease, Error)>> {
+        let (lease, left) = (self.lease().clone(), self.lease().until().since(Moment::now()));
+        let ended = |end| lease.error(Operation::Transfer, end);
+        if let Some(end) = lease.end() {
+            return Err(Box::new((self, ended(end))));
+        }
+        match self.leak() {
+            LeaseEnd::Leaked => {}
+            end => return Err(Box::new((self, ended(end)))),
+        }
+        let attempt = lease.attempt();
+        let owner = attempt.kind.has_owner.then(|| Owner::from_word(&attempt.owner()).ok()).flatten();
+        let (name, kind) = (lease.name().as_str(), attempt.kind.name);
+        Ok(Ticket::new(name, kind, attempt.text(), owner, lease.fencing_token(), left))
+    }
+}
+
+/// Continues the hold of a ticket as another attempt, of which at most one can: the server replaces
+/// the attempt that has the hold, in one step.
+///
+/// # Cancel safety
+/// Cancel safe: after a drop, the hold is released in the background if a request was sent.
+pub(crate) async fn adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {
+    let _open = OpenCall::new(&request.client.keeper, &request.name);
+    let mut adopting = pin!(async {
+        let outcome = try_adopt(request, ticket).await;
+        let woken = outcome.is_ok().then_some(WakeReason::AtOnce);
+        (outcome, woken)
+    });
+    let traced = pin!(acquiring(request.described(), adopting.as_mut()));
+    unless_closed(request, Operation::Adopt, traced).await
+}
+
+async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {
+    let client = &request.client;
+    let context = || client.context(Operation::Adopt, &request.name);
+    let mut guard = AttemptGuard::new(request, 1);
+    let attempt = Arc::clone(&guard.attempt);
+    let call = attempt.adopt(ticket.attempt());
+    // From here on, what the attempt gets is released if this fails or is dropped.
+    guard.before_send();
+    let sent = Moment::now();
+    // Two that adopt the same hold may each have some nodes: only replies count.
+    let may_trust_silence = false;
+    let error = |failure: Failure| client.error(failure, context());
+    let decided = retry(client, &attempt, &call, may_trust_silence).await;
+    let Decision { answer, reply, .. } = decided.map_err(error)?;
+    match answer {
+        Answer::Final(1..) => {
+            let until = sent + attempt.trusted_span(attempt.options.ttl);
+            if Moment::now() >= until {
+                return Err(Error::Lost { context: context() });
+            }
+            let token = ticket.fencing_token().and_then(|token| attempt.token(token.get()));
+            let lease = Lease::new(attempt, token, sent, until, None);
+            // Nodes that have not answered get the hold by a repair.
+            let is_unanimous = client.nodes.deployment.decides_alone();
+            Ok(OwnedLease::new(guard, GrantedLease { lease, is_unanimous }))
+        }
+        Answer::Final(0) => Err(Error::Lost { context: context() }),
+        _ => Err(client.refusal(&attempt, &reply, context())),
+    }
+}

@@ -1,0 +1,278 @@
+//! Handing a hold over: `into_ticket` of each guard, and `adopt` of each kind of lock.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use crate::error::{Error, Operation};
+use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, OwnedLease, SharedHold, adopt};
+use crate::mutex::{MUTEX, Mutex, MutexGuard};
+use crate::reentrant::{REENTRANT, ReentrantGuard, ReentrantLock};
+use crate::rwlock::{READ, RwLock, RwLockReadGuard, RwLockWriteGuard, WRITE};
+use crate::ticket::Ticket;
+
+impl Mutex {
+    /// Continues the hold of a ticket, under the same fencing token, and renews it from now on.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// let nightly = locks.mutex("nightly")?;
+    /// let ticket = nightly.lock().await?.into_ticket()?;
+    /// // Send it to another process, which continues; the lock is never free in between.
+    /// let guard = nightly.adopt(&ticket).await?;
+    /// assert_eq!(guard.lease().fencing_token(), ticket.fencing_token());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// **What it promises**: of several calls with one ticket, at most one succeeds. The others
+    /// fail with [`Error::Lost`].
+    ///
+    /// **What it does not**: wait, or acquire a lock that is free again. The TTL and the other
+    /// options are those of this lock, and [`max_hold`](crate::Options::max_hold) and
+    /// [`hold_at_least`](crate::Options::hold_at_least) count from here.
+    ///
+    /// # Errors
+    /// - [`Error::WrongTicket`]: the ticket is for another name or kind. No request is sent.
+    /// - [`Error::Lost`]: the hold has ended, or another task has adopted it.
+    /// - [`Error::Redis`]: the server fails. If it [may have run](Error::is_indeterminate) the
+    ///   request, the hold is released in the background; if not, the ticket is as good as before.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes; or several tasks
+    ///   adopt the hold at once, and none gets a majority.
+    /// - [`Error::TooFewReplicas`]: too few replicas confirm it; the hold is released.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
+    pub async fn adopt(&self, ticket: &Ticket) -> Result<MutexGuard, Error> {
+        let request = request(&self.lock, &MUTEX, ticket)?;
+        adopt(&request, ticket).await.map(|hold| MutexGuard { hold })
+    }
+}
+
+impl MutexGuard {
+    /// Ends this guard without releasing its hold, which a mutex of the same name continues from
+    /// the ticket: in another task, process or service.
+    ///
+    /// From here on, no task renews the hold: it ends with its TTL unless it is
+    /// [adopted](Mutex::adopt) before. To give the next holder a whole TTL, call
+    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    ///
+    /// # Errors
+    /// - [`IntoTicketError`], with this guard: the lease has ended.
+    pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<MutexGuard>> {
+        ticket_of(self.hold, |hold| MutexGuard { hold })
+    }
+}
+
+impl ReentrantLock {
+    /// Continues the hold of a ticket, with its owner and its fencing token, and renews it from now
+    /// on; as [`Mutex::adopt`] does. It is the owner of the ticket, whatever owner this lock is
+    /// for. Other holds of that owner stay where they are.
+    ///
+    /// # Errors
+    /// - [`Error::WrongTicket`]: the ticket is for another name or kind. No request is sent.
+    /// - [`Error::Lost`]: the hold has ended, or another task has adopted it.
+    /// - [`Error::Redis`]: the server fails. If it [may have run](Error::is_indeterminate) the
+    ///   request, the hold is released in the background; if not, the ticket is as good as before.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes; or several tasks
+    ///   adopt the hold at once, and none gets a majority.
+    /// - [`Error::TooFewReplicas`]: too few replicas confirm it; the hold is released.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
+    pub async fn adopt(&self, ticket: &Ticket) -> Result<ReentrantGuard, Error> {
+        let request = request(&self.lock, &REENTRANT, ticket)?;
+        let hold = adopt(&request, ticket).await?;
+        // A ticket of this kind has an owner.
+        let lock = ticket.owner().map_or_else(|| self.clone(), |owner| self.with_owner(owner));
+        Ok(lock.granted(&request, hold))
+    }
+}
+
+impl ReentrantGuard {
+    /// Ends this guard without releasing its hold, which a lock of the same name continues from the
+    /// ticket: in another task, process or service.
+    ///
+    /// From here on, no task renews the hold: it ends with its TTL unless it is
+    /// [adopted](ReentrantLock::adopt) before. To give the next holder a whole TTL, call
+    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    ///
+    /// Other guards of the owner keep their holds.
+    ///
+    /// # Errors
+    /// - [`IntoTicketError`], with this guard: the lease has ended, or with
+    ///   [`Nesting::Local`](crate::Nesting::Local) other guards share the hold.
+    pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<ReentrantGuard>> {
+        let ReentrantGuard { owner, shared } = self;
+        let hold = match SharedHold::into_sole(shared) {
+            Ok(hold) => hold,
+            Err(shared) => {
+                let error = shared_hold(shared.hold().lease());
+                return Err(IntoTicketError::new(ReentrantGuard { owner, shared }, error));
+            }
+        };
+        ticket_of(hold, |hold| ReentrantGuard { owner, shared: SharedHold::of_one_guard(hold) })
+    }
+}
+
+impl RwLock {
+    /// Continues the hold to read of a ticket, under its fencing token, and renews it from now on;
+    /// as [`Mutex::adopt`] does. Its guard has the owner by which the server knows the hold, also
+    /// if it was acquired without one.
+    ///
+    /// # Errors
+    /// - [`Error::WrongTicket`]: the ticket is for another name or side. No request is sent.
+    /// - [`Error::Lost`]: the hold has ended, or another task has adopted it.
+    /// - [`Error::Redis`]: the server fails. If it [may have run](Error::is_indeterminate) the
+    ///   request, the hold is released in the background; if not, the ticket is as good as before.
+    /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes; or several tasks
+    ///   adopt the hold at once, and none gets a majority.
+    /// - [`Error::TooFewReplicas`]: too few replicas confirm it; the hold is released.
+    /// - [`Error::Reply`]: the server's reply is outside the script's contract.
+    /// - [`Error::Closed`]: the client was closed.
+    /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
+    pub async fn adopt_read(&self, ticket: &Ticket) -> Result<RwLockReadGuard, Error> {
+        let request = request(&self.read, &READ, ticket)?;
+        let hold = adopt(&request, ticket).await?;
+        Ok(RwLockReadGuard::new(ticket.owner(), Hold::new(hold)))
+    }
+
+    /// Continues the hold to write of a ticket, like [`adopt_read`](RwLock::adopt_read).
+    ///
+    /// # Errors
+    /// - Those of [`adopt_read`](RwLock::adopt_read).
+    ///
+    /// # Cancel safety
+    /// Cancel safe: like [`adopt_read`](RwLock::adopt_read).
+    pub async fn adopt_write(&self, ticket: &Ticket) -> Result<RwLockWriteGuard, Error> {
+        let request = request(&self.write, &WRITE, ticket)?;
+        let hold = adopt(&request, ticket).await?;
+        Ok(RwLockWriteGuard::new(ticket.owner(), hold, &self.read.options))
+    }
+}
+
+impl RwLockReadGuard {
+    /// Ends this guard without releasing its hold, which a lock of the same name continues from the
+    /// ticket: in another task, process or service.
+    ///
+    /// From here on, no task renews the hold: it ends with its TTL unless it is
+    /// [adopted](RwLock::adopt_read) before. To give the next holder a whole TTL, call
+    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    ///
+    /// # Errors
+    /// - [`IntoTicketError`], with this guard: the lease has ended, or other tasks of this client
+    ///   [share the hold](crate::Options::local_turn), which a lock with an owner excludes.
+    pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockReadGuard>> {
+        let RwLockReadGuard { owner, hold } = self;
+        match hold.into_sole() {
+            Ok(hold) => ticket_of(hold, |hold| RwLockReadGuard { owner, hold: Hold::Own(hold) }),
+            Err(hold) => {
+                let error = shared_hold(hold.lease());
+                Err(IntoTicketError::new(RwLockReadGuard { owner, hold }, error))
+            }
+        }
+    }
+}
+
+impl RwLockWriteGuard {
+    /// Ends this guard without releasing its hold, which a lock of the same name continues from the
+    /// ticket: in another task, process or service.
+    ///
+    /// From here on, no task renews the hold: it ends with its TTL unless it is
+    /// [adopted](RwLock::adopt_write) before. To give the next holder a whole TTL, call
+    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    ///
+    /// # Errors
+    /// - [`IntoTicketError`], with this guard: the lease has ended.
+    pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockWriteGuard>> {
+        let RwLockWriteGuard { owner, hold, read_options } = self;
+        ticket_of(hold, |hold| RwLockWriteGuard { owner, hold, read_options })
+    }
+}
+
+/// The ticket of a hold; if its lease has ended, the guard of that.
+fn ticket_of<G>(
+    hold: OwnedLease,
+    guard_of: impl FnOnce(OwnedLease) -> G,
+) -> Result<Ticket, IntoTicketError<G>> {
+    hold.into_ticket().map_err(|ended| {
+        let (hold, error) = *ended;
+        IntoTicketError::new(guard_of(hold), error)
+    })
+}
+
+/// The request that continues the hold, if the ticket is for this lock.
+fn request(lock: &NamedLock, kind: &'static Kind, ticket: &Ticket) -> Result<LockRequest, Error> {
+    let differs = if ticket.name() != lock.name.as_str() {
+        "name"
+    } else if ticket.kind() != kind.name {
+        "kind"
+    } else {
+        return Ok(lock.request(kind, ticket.owner()));
+    };
+    Err(Error::WrongTicket { context: lock.client.context(Operation::Adopt, &lock.name), differs })
+}
+
+/// Why the guard of this lease keeps its hold.
+fn shared_hold(lease: &Lease) -> Error {
+    lease.ended(Operation::Transfer).unwrap_or_else(|| {
+        let context = lease.context(Operation::Transfer);
+        Error::SharedHold { context }
+    })
+}
+
+/// A guard that could not become a [`Ticket`], and why: its lease had ended, or other tasks of this
+/// client use the same hold ([`Error::SharedHold`]).
+///
+/// The guard is as it was; dropped with this error, it releases its hold.
+pub struct IntoTicketError<G>(Box<(G, Error)>);
+
+impl<G> IntoTicketError<G> {
+    fn new(guard: G, error: Error) -> IntoTicketError<G> {
+        IntoTicketError(Box::new((guard, error)))
+    }
+
+    /// Returns why.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.0.1
+    }
+
+    /// Returns the guard.
+    #[must_use]
+    pub fn into_guard(self) -> G {
+        self.0.0
+    }
+}
+
+impl<G> From<IntoTicketError<G>> for Error {
+    /// Drops the guard, which releases its hold in the background.
+    fn from(error: IntoTicketError<G>) -> Error {
+        error.0.1
+    }
+}
+
+impl<G> StdError for IntoTicketError<G> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error().source()
+    }
+}
+
+impl<G> fmt::Display for IntoTicketError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(f)
+    }
+}
+
+impl<G> fmt::Debug for IntoTicketError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.error(), f)
+    }
+}
