@@ -5,14 +5,14 @@ mod member;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::error::Error;
-use crate::lease::{Client, release_after, try_all};
+use crate::error::{Context, Error};
+use crate::lease::{Client, out_of_time, release_after, try_all};
 use crate::members::MembersError;
 use crate::name::Name;
 use member::MemberGuard;
@@ -191,11 +191,21 @@ impl All {
     /// One try for all, and then one after the other: a task holds only locks before the one that
     /// it waits for.
     async fn acquire(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {
+        let first = &self.members[0]; // there is at least one
+        let acquired = first.lock().client.with_runtime(pin!(self.acquire_in_order(limit))).await;
+        acquired.unwrap_or_else(|| Err(Error::RuntimeEnded { context: first.context() }))
+    }
+
+    async fn acquire_in_order(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {
         let until = limit.map(|limit| Moment::now() + limit);
         let trying = self.try_lock();
         let tried = match limit {
             None | Some(Duration::ZERO) => trying.await,
-            Some(limit) => tokio::time::timeout(limit, trying).await.unwrap_or(Ok(None)),
+            Some(limit) => match tokio::time::timeout(limit, trying).await {
+                Ok(tried) => tried,
+                // One more try could wait for a silent server for longer than the limit.
+                Err(_elapsed) => return Err(out_of_time(&self.members[0].request(), limit)),
+            },
         };
         match tried {
             Ok(Some(guard)) => return Ok(guard),
@@ -210,11 +220,21 @@ impl All {
             if let (Some(Duration::ZERO), Some(limit)) = (left, limit) {
                 return Err(member.request().timed_out(limit));
             }
-            // A lease that is lost meanwhile is not waited with.
-            let acquiring = Leases::of(&guards).while_held(member.acquire(left)).await?;
-            guards.push(acquiring.map_err(|error| within(limit, error))?);
+            // A lease that is lost meanwhile is not waited with. Large, so not stored twice.
+            let acquiring = Leases::of(&guards).while_held(Box::pin(member.acquire(left))).await;
+            let acquired = acquiring.map_err(|ended| lost_meanwhile(&self.members, ended))?;
+            guards.push(acquired.map_err(|error| within(limit, error))?);
         }
         Ok(AllGuard::new(guards))
+    }
+}
+
+/// A lock that was acquired for nothing: the call may succeed later.
+fn lost_meanwhile(members: &[Member], ended: Error) -> Error {
+    let is_of = |member: &&Member| ended.context().and_then(Context::lock) == Some(member.name());
+    match (&ended, members.iter().find(is_of)) {
+        (Error::Lost { .. }, Some(lost)) => Error::Lost { context: lost.context() },
+        _ => ended,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Context, Error, Operation};
 use crate::lease::{Hold, Lease, LockRequest, NamedLock, OwnedLease};
 use crate::mutex::{Mutex, MutexGuard};
 use crate::name::Name;
@@ -46,6 +46,11 @@ impl Member {
 
     pub(super) fn name(&self) -> &Name {
         &self.lock().name
+    }
+
+    /// For errors of a call that acquires it.
+    pub(super) fn context(&self) -> Context {
+        self.lock().client.context(Operation::Acquire, self.name())
     }
 
     pub(super) fn request(&self) -> LockRequest {

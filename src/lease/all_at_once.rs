@@ -3,6 +3,7 @@
 use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::acquire::try_once;
 use super::attempt_guard::AttemptGuard;
@@ -10,11 +11,12 @@ use super::close::OpenCall;
 use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
 use super::owned_lease::{GrantedLease, OwnedLease};
+use super::progress::Progress;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::measure::WakeReason;
 use crate::traces::acquiring;
-use crate::wire::{Call, Reply, WaitFor};
+use crate::wire::{Call, InFlight, Reply, WaitFor};
 
 /// Acquires all of these locks. `None`: another client holds one of them, or waits for it, and none
 /// is held.
@@ -34,6 +36,13 @@ pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Owned
         granted.push(acquiring(request.described(), call).await?);
     }
     Ok(Some(granted))
+}
+
+/// The error of a try that was dropped at its limit. It may have had an effect, which is undone.
+pub(crate) fn out_of_time(request: &LockRequest, limit: Duration) -> Error {
+    let in_flight = Arc::<InFlight>::default();
+    in_flight.mark_unknown();
+    Progress { in_flight: Some(in_flight), ..Progress::default() }.out_of_time(request, limit)
 }
 
 /// Tries one group of locks after the other, each in one call.
@@ -111,19 +120,21 @@ async fn try_group(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>,
     }
 }
 
-fn granted(guards: Vec<AttemptGuard>, tokens: &[u64], reply: &Reply) -> Result<Vec<OwnedLease>, Error> {
-    let mut holds = Vec::with_capacity(guards.len());
-    for (mut guard, token) in guards.into_iter().zip(tokens) {
-        let attempt = Arc::clone(&guard.attempt);
-        let until = reply.sent + attempt.trusted_span(attempt.options.ttl);
-        if Moment::now() >= until {
-            guard.abandon();
-            return Err(Error::Lost { context: guard.context() });
-        }
-        let lease = Lease::new(Arc::clone(&attempt), attempt.token(*token), reply.sent, until, None);
-        holds.push(OwnedLease::new(guard, GrantedLease { lease, is_unanimous: true }));
+fn granted(mut guards: Vec<AttemptGuard>, tokens: &[u64], reply: &Reply) -> Result<Vec<OwnedLease>, Error> {
+    let until = |guard: &AttemptGuard| reply.sent + guard.attempt.trusted_span(guard.attempt.options.ttl);
+    let now = Moment::now();
+    if let Some(late) = guards.iter().find(|guard| now >= until(guard)) {
+        let context = late.context();
+        // All were granted: each is to be released.
+        guards.iter_mut().for_each(AttemptGuard::abandon);
+        return Err(Error::Lost { context });
     }
-    Ok(holds)
+    let hold = |(guard, token): (AttemptGuard, &u64)| {
+        let (attempt, until) = (Arc::clone(&guard.attempt), until(&guard));
+        let lease = Lease::new(Arc::clone(&attempt), attempt.token(*token), reply.sent, until, None);
+        OwnedLease::new(guard, GrantedLease { lease, is_unanimous: true })
+    };
+    Ok(guards.into_iter().zip(tokens).map(hold).collect())
 }
 
 /// Finds the lock that was refused, and why.

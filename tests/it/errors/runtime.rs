@@ -47,6 +47,9 @@ fn every_call_fails_after_the_clients_runtime_ended() {
             second.block_on(soon("no call waits", async {
                 assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
                 assert_ended(lock.lock().await.map(drop), Operation::Acquire);
+                let all = locks.all([locks.mutex("set").unwrap()]).unwrap();
+                assert_ended(all.lock().await.map(drop), Operation::Acquire);
+                assert_ended(all.lock_timeout(Duration::from_secs(9)).await.map(drop), Operation::Acquire);
                 assert_ended(inspect(&lock).await, Operation::Inspect);
                 assert_ended(lock.force_release().await.map(drop), Operation::ForceRelease);
                 if let AnyGuard::Write(guard) = downgraded {
@@ -156,6 +159,12 @@ fn every_call_works_on_a_thread_without_a_runtime() {
                 let late = rival.lock_timeout(Duration::from_millis(300)).await;
                 assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
                 inspect(&lock).await.unwrap();
+                let set = ["set:a", "set:b"].map(|name| locks.mutex(name).unwrap());
+                let all = locks.all(set).unwrap();
+                let both = all.lock_timeout(Duration::from_secs(60)).await.unwrap();
+                let late = all.lock_timeout(Duration::from_millis(300)).await.map(drop);
+                assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
+                both.release().await.unwrap();
                 let lease = guard.lease().clone();
                 guard.release().await.unwrap();
                 lease.lost().await;

@@ -105,6 +105,8 @@ macro_rules! passed_on {
         crate::suite::matrix::tests! { $rest several:
             locks_of_one_slot_are_one_request a_name_twice_is_an_error_before_any_request
             work_under_several_locks_ends_with_the_first_loss a_task_that_waits_holds_no_later_lock
+            a_lease_that_ends_while_another_lock_is_waited_for_is_an_error
+            one_limit_covers_a_silent_server
             random_sets_of_names_do_not_deadlock
         }
         crate::suite::matrix::tests! { $core election: one_candidate_leads_at_a_time }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redlatch::{All, Error, Leases, Locks, Member, MembersError, Owner};
+use redlatch::{All, Error, Leases, Locks, Member, MembersError, Options, Owner};
 
 use crate::support::{Random, Setup, eventually, soon, ttl};
 
@@ -153,6 +153,35 @@ pub async fn a_task_that_waits_holds_no_later_lock(setup: Setup) {
     drop(guard);
     eventually("they are free", || async { held(&setup).await.is_empty() }).await;
     drop((locks, other));
+    setup.finish().await;
+}
+
+pub async fn a_lease_that_ends_while_another_lock_is_waited_for_is_an_error(setup: Setup) {
+    let (locks, other) = (setup.client_with(ttl(900)).await, setup.client().await);
+    let busy = other.mutex("m").unwrap().lock().await.unwrap();
+    let all = locks.all(["z", "m", "a"].map(|name| locks.mutex(name).unwrap())).unwrap();
+    let waiting = setup.queued("lock:m", async move { all.lock().await.map(drop) }).await;
+    assert!(other.mutex("a").unwrap().force_release().await.unwrap());
+    let error = soon("the loss ends the call", waiting).await.unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Lost { .. }) && error.is_transient(), "{error:?}");
+    assert_eq!(error.context().unwrap().lock().unwrap().as_str(), "a");
+    busy.release().await.unwrap();
+    eventually("nothing is left", || async { held(&setup).await.is_empty() }).await;
+    drop((locks, other));
+    setup.finish().await;
+}
+
+pub async fn one_limit_covers_a_silent_server(setup: Setup) {
+    // Longer than this test waits: only the limit ends the call.
+    let locks = setup.client_with(Options::new().node_timeout(Duration::from_secs(60))).await;
+    let all = locks.all(["a", "b"].map(|name| locks.mutex(name).unwrap())).unwrap();
+    all.lock().await.unwrap().release().await.unwrap();
+    setup.deployment.pause();
+    let outcome = soon("the limit ends the call", all.lock_timeout(Duration::from_millis(100))).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    setup.deployment.resume();
+    eventually("nothing is left", || async { held(&setup).await.is_empty() }).await;
+    drop((all, locks));
     setup.finish().await;
 }
 
