@@ -109,7 +109,11 @@ async fn try_group(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>,
         Some((_, Ok(reply))) => match reply.tokens(requests.len()) {
             Some(tokens) => granted(guards, &tokens, &reply).map(Some),
             None if reply.has_busy_lock() => Ok(None),
-            None => one_by_one(requests).await,
+            None => {
+                // Taking back what it had granted may have failed as well.
+                guards.iter_mut().for_each(AttemptGuard::abandon);
+                one_by_one(requests).await
+            }
         },
         // It may concern one of them, and changed nothing.
         Some((_, Err(failure))) if !failure.is_transient() && !failure.is_indeterminate() => {
