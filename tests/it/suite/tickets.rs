@@ -45,7 +45,8 @@ pub async fn one_of_several_adopts_a_ticket(setup: Setup) {
         let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
         let mut adopting = JoinSet::new();
         for _ in 0..4 {
-            let (lock, ticket) = (setup.lock("contested").await, ticket.clone());
+            let patient = ttl(30_000).node_timeout(Duration::from_secs(30));
+            let (lock, ticket) = (setup.lock_with("contested", patient).await, ticket.clone());
             adopting.spawn(async move { lock.adopt(&ticket).await });
         }
         let mut guards = Vec::new();
