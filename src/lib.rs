@@ -73,6 +73,7 @@ mod wire;
 /// | to run | |
 /// |---|---|
 /// | [Running it](crate::guide::running) | a checklist for production |
+/// | [As a service](crate::guide::as_a_service) | systemd, containers, Kubernetes, a leader |
 /// | [The program `redlatch`](crate::guide::cli) | for shells and cron jobs, and to look and to repair |
 /// | [Metrics, spans and events](crate::guide::metrics) | what to watch, queries and alerts |
 /// | [Connecting](crate::guide::connecting) | topologies, pools, TLS, names |
@@ -92,6 +93,10 @@ pub mod guide {
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/across-services.md")]
     pub mod across_services {}
+
+    #[doc = include_str!("../docs/links.md")]
+    #[doc = include_str!("../docs/as-a-service.md")]
+    pub mod as_a_service {}
 
     #[doc = include_str!("../docs/links.md")]
     #[doc = include_str!("../docs/images/embedded.md")]

@@ -263,7 +263,7 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(ReleaseOutcome::Released)\n                }\n            };",
             },
         ],
-        setting: Setting { topology: Standalone, seconds: 30, linger: 200, faults: &["client-pause"] },
+        setting: Setting { topology: Standalone, seconds: 60, linger: 200, faults: &["client-pause"] },
         rules: &["release"],
     },
     Mutant {
