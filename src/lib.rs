@@ -1,9 +1,43 @@
 // The first definition of a link counts. Those of links.md lead into this documentation; those at
-// the end of each page are for its readers on a git host. A picture is in its link: pages of this
-// documentation have no folder of images.
+// the end of each page of the guide are for its readers on a git host.
 #![doc = include_str!("../docs/links.md")]
-#![doc = include_str!("../docs/images/embedded.md")]
-#![doc = include_str!("../README.md")]
+//! Locks on Redis and Valkey that many processes share. Waiters are served in order, leases are
+//! renewed while the work lasts, and each grant has a fencing token.
+//!
+//! ```no_run
+//! use redlatch::{Error, Locks};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Error> {
+//! let locks = Locks::open("redis://127.0.0.1/").await?;
+//! let backup = async |_| Ok(println!("no other process is here"));
+//! locks.mutex("backup")?.run(backup).await
+//! # }
+//! ```
+//!
+//! | I want … | |
+//! |---|---|
+//! | one holder at a time | [`Mutex`], from [`Locks::mutex`] |
+//! | calls that nest | [`ReentrantLock`], from [`Locks::reentrant`], with an [`Owner`] |
+//! | many readers, or one writer | [`RwLock`], from [`Locks::rwlock`] |
+//! | several locks at once | [`All`], from [`Locks::all`] |
+//! | to run work and release whatever happens | [`Mutex::run`], and `run` of each kind |
+//! | to hold a lock beyond one block | the guards: [`MutexGuard`] |
+//! | to skip the work if the lock is held; to wait for so long | `try_lock`; `lock_timeout` |
+//! | to know whether I still hold it | [`Lease::is_lost`], [`Lease::while_held`], [`Lease::lost`] |
+//! | a resource that refuses late writes | [`FencingToken`]; [`fenced`] for Redis |
+//! | one process that leads | [`Locks::elect`] |
+//! | another process to go on with my hold | [`Ticket`] |
+//! | a cluster, Sentinel, several servers, TLS | [`LocksBuilder`], from [`Locks::builder`] |
+//! | other times and limits | [`Options`] |
+//! | no async | `blocking`, behind the feature |
+//! | to see who holds it, and to revoke it | [`Mutex::inspect`], [`Mutex::force_release`] |
+//! | to see what happens | [`Locks::events`], the features `tracing` and `metrics` |
+//! | to end in order | [`Locks::close`] |
+//!
+//! [Ten minutes][ten-minutes] leads from `cargo add` to a protected job, a nested call and a cache;
+//! the [`guide`] has a page for each subject. [Promises][promises] says what holds, and what does
+//! not. The README has the features of the crate.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(
@@ -15,6 +49,10 @@
     )),
     allow(rustdoc::broken_intra_doc_links, reason = "links to what is behind a feature that is off")
 )]
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod all;
 #[cfg(feature = "blocking")]
