@@ -273,8 +273,8 @@ impl AllGuard {
         &self.leases
     }
 
-    /// Releases all locks, the last one in the order first, and waits until that is done. Their
-    /// requests travel together.
+    /// Releases all locks, the last one in the order first, and waits until that is done. Each has
+    /// a request of its own; none waits for another.
     ///
     /// # Errors
     /// - The first one of those of the guards' `release`, which names the lock. The others are
