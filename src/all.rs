@@ -61,6 +61,9 @@ impl All {
         if let Some(other) = members.iter().find(|member| !Arc::ptr_eq(&member.lock().client, client)) {
             return Err(MembersError::OtherClient(other.name().clone()));
         }
+        if let Some(kept) = members.iter().find(|member| member.has_minimum_hold()) {
+            return Err(MembersError::HoldAtLeast(kept.name().clone()));
+        }
         members.sort_by(|one, other| one.name().key().cmp(other.name().key()));
         let twice = members.windows(2).find(|pair| pair[0].name().key() == pair[1].name().key());
         if let Some(pair) = twice {
@@ -111,7 +114,8 @@ impl All {
     /// first are released before this returns.
     ///
     /// # Errors
-    /// - Those of `try_lock`, `try_read` or `try_write` of each lock, which they name.
+    /// - Those of `try_lock`, `try_read` or `try_write` of each lock, which they name. What was
+    ///   granted before is released in the background.
     ///
     /// # Cancel safety
     /// Cancel safe: like [`lock`](All::lock).
@@ -288,7 +292,7 @@ impl AllGuard {
 
     async fn run<T, E: From<Error>>(self, work: impl AsyncFnOnce(Leases) -> Result<T, E>) -> Result<T, E> {
         let leases = self.leases.clone();
-        release_after(leases.while_held(work(leases.clone())), self.release()).await
+        release_after(leases.while_held(Box::pin(work(leases.clone()))), self.release()).await
     }
 }
 

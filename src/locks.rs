@@ -297,8 +297,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`MembersError`]: there are none or more than 128, one is of another client, or a name
-    ///   stands twice.
+    /// - [`MembersError`]: there are none or more than 128, one is of another client or has
+    ///   [`hold_at_least`](Options::hold_at_least), or a name stands twice.
     pub fn all<M: Into<Member>>(&self, members: impl IntoIterator<Item = M>) -> Result<All, MembersError> {
         All::new(&self.client, members.into_iter().map(Into::into).collect())
     }

@@ -15,6 +15,10 @@ pub enum MembersError {
     /// A name stands twice: the second hold would wait for the first one.
     #[error("{:?} stands twice among the locks to acquire together", .0.as_str())]
     Twice(Name),
+    /// The lock has [`hold_at_least`](crate::Options::hold_at_least): acquired in vain, since
+    /// another one is busy, it could not be given back.
+    #[error("{:?} has hold_at_least, and is acquired alone", .0.as_str())]
+    HoldAtLeast(Name),
     /// The lock is of another client.
     #[error("{:?} is a lock of another client than the one that is to acquire it", .0.as_str())]
     OtherClient(Name),

@@ -176,7 +176,10 @@ impl Options {
     /// - Notify a waiter. It polls when the hold ends; but if the release came shortly before that,
     ///   up to 2.1 s later, or up to [`poll_cap`](Options::poll_cap) if that is shorter.
     /// - Pass or share holds: [`local_turn`](Options::local_turn) has no effect. If an owner holds
-    ///   the lock several times, only its last release leaves it held.
+    ///   the lock several times, only its last release leaves it held, for as long as the options
+    ///   of that guard say.
+    /// - End early if a release is late: the server counts what was left when it was sent, from its
+    ///   arrival.
     pub fn hold_at_least(mut self, span: Duration) -> Options {
         self.hold_at_least = Some(span);
         self.mark_set(Field::HoldAtLeast)

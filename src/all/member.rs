@@ -1,5 +1,6 @@
 //! [`Member`]: one of several locks, and its side. [`MemberGuard`]: its guard.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Context, Error, Operation};
@@ -46,6 +47,15 @@ impl Member {
 
     pub(super) fn name(&self) -> &Name {
         &self.lock().name
+    }
+
+    /// Whether a release may leave it held. One that was acquired in vain could not be given back.
+    pub(super) fn has_minimum_hold(&self) -> bool {
+        let options = match self {
+            Member::Write(_) => self.request().options,
+            _ => Arc::clone(&self.lock().options),
+        };
+        options.minimum_hold().is_some()
     }
 
     /// For errors of a call that acquires it.

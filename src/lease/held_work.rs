@@ -15,7 +15,8 @@ pub(crate) async fn run<T, E: From<Error>>(
     release: impl Future<Output = Result<(), Error>>,
     work: impl AsyncFnOnce(Lease) -> Result<T, E>,
 ) -> Result<T, E> {
-    release_after(lease.while_held(work(lease.clone())), release).await
+    // Boxed: work that nests calls would make the future of the outer call larger each time.
+    release_after(lease.while_held(Box::pin(work(lease.clone()))), release).await
 }
 
 /// Awaits work that ends with its leases, and then the release, whatever the outcome.
