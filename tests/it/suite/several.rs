@@ -115,8 +115,9 @@ pub async fn a_name_twice_is_an_error_before_any_request(setup: Setup) {
     let foreign = locks.all([other.mutex("d").unwrap()]).unwrap_err();
     assert!(matches!(&foreign, MembersError::OtherClient(name) if name.as_str() == "d"));
     assert!(Error::from(foreign).to_string().starts_with("\"d\" is a lock of another client"));
-    let kept = locks.with_options(Options::new().hold_at_least(Duration::from_secs(1))).unwrap();
-    let kept = locks.all([kept.mutex("kept").unwrap()]).unwrap_err();
+    let minimum = Options::new().hold_at_least(Duration::from_secs(1));
+    let kept = locks.with_options(minimum).unwrap().mutex("kept").unwrap();
+    let kept = locks.all([kept]).unwrap_err();
     assert!(matches!(&kept, MembersError::HoldAtLeast(name) if name.as_str() == "kept"));
     assert_eq!(setup.deployment.scripts_run().await, before);
     drop((locks, other));
