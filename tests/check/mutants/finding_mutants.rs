@@ -43,7 +43,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "stalled-process-is-no-reason",
-        edits: &[edit("src/lease/lease.rs", "=> LossReason::Stalled,", "=> LossReason::NotRenewed,")],
+        edits: &[edit("src/lease/lease_report.rs", "=> LossReason::Stalled,", "=> LossReason::NotRenewed,")],
         test: "logs::a_process_that_did_not_run_is_the_reason_of_a_loss",
     },
     TestMutant {

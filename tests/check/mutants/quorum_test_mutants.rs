@@ -27,7 +27,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "                    // A minority may still hold it.\n                    self.abandon_everywhere(&mut schedule, lease, reports);\n",
+            from: "            // A minority may still hold it.\n            self.abandon_everywhere(&mut schedule, lease, reports);\n",
             to: "",
         }],
         test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",

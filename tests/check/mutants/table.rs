@@ -118,8 +118,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "one-ttl-for-all-readers",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  if ends < until_then then\n",
-            to: "  if ends < until_then then\n    for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n      if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n    end\n",
+            from: "  if ends < until_then or call.successor then\n",
+            to: "  if ends < until_then or call.successor then\n    for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n      if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n    end\n",
         }],
         setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
         rules: &["own end"],

@@ -82,8 +82,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "reentrant-force-grants-to-none",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "  local ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)\n",
-            to: "  local ok, state = true, nil\n  if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call) end\n",
+            from: "    ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)\n",
+            to: "    ok, state = true, nil\n    if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call) end\n",
         }],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },

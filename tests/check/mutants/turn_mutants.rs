@@ -33,8 +33,8 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "hold-of-an-owner-passed",
         edits: &[edit(
             "src/lease/lock_request.rs",
-            "Renewal::Automatic if owner.is_none() => ",
-            "Renewal::Automatic => ",
+            "Renewal::Automatic if owner.is_none() && ",
+            "Renewal::Automatic if ",
         )],
         test: "suite::reentrant_standalone_poll_resp3::holders_exclude_each_other_and_tokens_grow",
     },
@@ -112,7 +112,11 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "joint-hold-lingers-after-its-readers",
-        edits: &[edit("src/lease/joint_hold.rs", "        state.expects_waiters = false;\n", "")],
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "        state.expects_waiters = false;\n        drop(self",
+            "        drop(self",
+        )],
         test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
     },
     TestMutant {
