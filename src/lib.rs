@@ -31,7 +31,7 @@
 //! | a cluster, Sentinel, several servers, TLS | [`LocksBuilder`], from [`Locks::builder`] |
 //! | other times and limits | [`Options`] |
 //! | no async | `blocking`, behind the feature |
-//! | to see who holds it, and to revoke it | [`Mutex::inspect`], [`Mutex::force_release`] |
+//! | to see its holder, and to revoke it | [`Mutex::inspect`], [`Mutex::force_release`] |
 //! | to see what happens | [`Locks::events`], the features `tracing` and `metrics` |
 //! | to end in order | [`Locks::close`] |
 //!

@@ -198,7 +198,7 @@ pub enum Error {
         nodes: Vec<NodeOutcome>,
     },
     /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) was called outside of
-    /// [`Owner::scope`](crate::Owner::scope), so it is unknown whose holds would nest.
+    /// [`Owner::scope`](crate::Owner::scope), so it is unknown which holds would nest.
     NoOwner {
         /// The lock.
         name: Name,
