@@ -63,7 +63,10 @@ async fn count((locks, opened): &(Locks, Value), command: &Value) -> Outcome {
     let (url, key) = (url(opened), text(command, "key"));
     let mut redis: Box<dyn ConnectionLike + Send> = match text(opened, "topology") {
         "cluster" => Box::new(ClusterClient::new([url])?.get_async_connection().await?),
-        _ => Box::new(Client::open(url)?.get_multiplexed_async_connection().await?),
+        _ => {
+            let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+            Box::new(Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await?)
+        }
     };
     let (mut increments, mut longest_ms, mut last, mut is_ascending) = (0, 0, 0, true);
     let end = Instant::now() + Duration::from_secs_f64(command["seconds"].as_f64().unwrap_or(1.0));

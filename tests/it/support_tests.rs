@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis::{FromRedisValue, RedisResult};
 
-use crate::support::{Deployment, Proxy, Server, Topology, eventually};
+use crate::support::{Deployment, Proxy, Server, Topology, connect, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn deployment_cluster_serves_after_a_restart() {
@@ -169,7 +169,5 @@ async fn deployment_proxies_replace_all_addresses() {
 }
 
 async fn ask<T: FromRedisValue>(url: &str, words: &[&str]) -> RedisResult<T> {
-    let client = redis::Client::open(url)?;
-    let mut connection = client.get_multiplexed_async_connection().await?;
-    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
+    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connect(url).await?).await
 }

@@ -3,8 +3,8 @@
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-use crate::support::Server;
 use crate::support::raw::{Verb, force_of, only, script};
+use crate::support::{Server, connect};
 
 /// The keys of the tests' lock.
 pub const KEYS: [&str; 3] = ["k", "{k}:waiters", "{k}:fence"];
@@ -105,8 +105,7 @@ impl Client {
 
     /// A connection with the user of this address.
     pub async fn at(url: &str) -> Client {
-        let client = redis::Client::open(url).unwrap();
-        Client(client.get_multiplexed_async_connection().await.unwrap())
+        Client(connect(url).await.unwrap())
     }
 
     pub async fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {

@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use super::{MASTER, monitor, open};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls};
 use crate::support::{
-    AnyLock, Deployment, Kind, LockState, Oracle, Server, Stopwatch, Topology, eventually, notified_only,
-    soon,
+    AnyLock, Deployment, Kind, LockState, Oracle, Server, Stopwatch, Topology, connect, eventually,
+    notified_only, soon,
 };
 
 /// How often a client checks its subscription.
@@ -390,12 +390,10 @@ struct Database(String);
 
 impl Oracle for Database {
     async fn lock_state(&self, name: &Name) -> LockState {
-        let client = redis::Client::open(self.0.as_str()).unwrap();
-        LockState::on(&mut client.get_multiplexed_async_connection().await.unwrap(), name.key()).await
+        LockState::on(&mut connect(&self.0).await.unwrap(), name.key()).await
     }
 }
 
 async fn ask<T: FromRedisValue>(url: &str, words: &[&str]) -> RedisResult<T> {
-    let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
-    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
+    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connect(url).await?).await
 }

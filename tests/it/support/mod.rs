@@ -43,7 +43,7 @@ pub use random::Random;
 pub use rwlock::{NEVER, notified_only, see};
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
-pub use server::{Server, count_waiters};
+pub use server::{Server, connect, count_waiters};
 pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
 pub use stopwatch::Stopwatch;
 

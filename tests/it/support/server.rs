@@ -132,10 +132,7 @@ impl Server {
     }
 
     async fn try_connection(&self) -> redis::RedisResult<MultiplexedConnection> {
-        let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(LONGEST_WAIT))
-            .set_response_timeout(Some(LONGEST_WAIT));
-        redis::Client::open(self.url())?.get_multiplexed_async_connection_with_config(&config).await
+        connect(&self.url()).await
     }
 
     /// Runs one command, given as words.
@@ -361,4 +358,13 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Connects for the test itself. The client's own limits, half a second for a reply, would be over
+/// on a busy machine.
+pub async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
+    let config = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(LONGEST_WAIT))
+        .set_response_timeout(Some(LONGEST_WAIT));
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }
