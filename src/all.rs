@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Context, Error};
-use crate::lease::{Client, out_of_time, release_after, try_all};
+use crate::lease::{Client, out_of_time, release_after, send_together, try_all};
 use crate::members::MembersError;
 use crate::name::Name;
+use crate::wire::Together;
 use member::MemberGuard;
 
 pub use leases::Leases;
@@ -137,7 +138,7 @@ impl All {
         for ((place, request), hold) in asking.into_iter().zip(&requests).zip(holds) {
             guards[place] = Some(self.members[place].guard(request, hold));
         }
-        Ok(Some(AllGuard::new(guards.into_iter().flatten().collect())))
+        Ok(Some(self.guard(guards.into_iter().flatten().collect())))
     }
 
     /// Acquires all locks, runs `work` while all their leases are valid, and releases them, also if
@@ -229,7 +230,12 @@ impl All {
             let acquired = acquiring.map_err(|ended| lost_meanwhile(&self.members, ended))?;
             guards.push(acquired.map_err(|error| within(limit, error))?);
         }
-        Ok(AllGuard::new(guards))
+        Ok(self.guard(guards))
+    }
+
+    fn guard(&self, guards: Vec<MemberGuard>) -> AllGuard {
+        let leases = Leases::of(&guards);
+        AllGuard { guards, leases, client: Arc::clone(&self.members[0].lock().client) }
     }
 }
 
@@ -264,21 +270,18 @@ pub struct AllGuard {
     /// In the order of their keys.
     guards: Vec<MemberGuard>,
     leases: Leases,
+    client: Arc<Client>,
 }
 
 impl AllGuard {
-    fn new(guards: Vec<MemberGuard>) -> AllGuard {
-        let leases = Leases::of(&guards);
-        AllGuard { guards, leases }
-    }
-
     /// Returns the leases, which say until when each lock is held, and with which fencing token.
     pub fn leases(&self) -> &Leases {
         &self.leases
     }
 
-    /// Releases all locks, the last one in the order first, and waits until that is done. Each has
-    /// a request of its own; none waits for another.
+    /// Releases all locks, the last one in the order first, and waits until that is done. On one
+    /// server, and in one slot of a cluster, that is one request for the locks of each kind; no
+    /// lock waits for another one's answer.
     ///
     /// # Errors
     /// - The first one of those of the guards' `release`, which names the lock. The others are
@@ -287,7 +290,9 @@ impl AllGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the releases continue in the background.
     pub async fn release(self) -> Result<(), Error> {
-        all_of(self.guards.into_iter().rev().map(MemberGuard::release)).await
+        let together = Together::new();
+        let releases = self.guards.into_iter().rev().map(|guard| guard.release(&together));
+        all_of(releases, pin!(send_together(&self.client, &together))).await
     }
 
     async fn run<T, E: From<Error>>(self, work: impl AsyncFnOnce(Leases) -> Result<T, E>) -> Result<T, E> {
@@ -296,8 +301,13 @@ impl AllGuard {
     }
 }
 
-/// Awaits all of these at the same time, begun in this order. Returns the first error in it.
-async fn all_of<F: Future<Output = Result<(), Error>>>(futures: impl Iterator<Item = F>) -> F::Output {
+/// Awaits all of these at the same time, begun in this order, and what sends the requests with
+/// which they begin. Returns the first error in it.
+async fn all_of<F: Future<Output = Result<(), Error>>>(
+    futures: impl Iterator<Item = F>,
+    mut sending: Pin<&mut impl Future<Output = ()>>,
+) -> F::Output {
+    let mut is_sending = true;
     let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut outcomes: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
     poll_fn(|context| {
@@ -308,6 +318,7 @@ async fn all_of<F: Future<Output = Result<(), Error>>>(futures: impl Iterator<It
                 *outcome = Some(ended);
             }
         }
+        is_sending = is_sending && sending.as_mut().poll(context).is_pending();
         if outcomes.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;

@@ -303,7 +303,7 @@ impl MutexGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.release().await
+        self.hold.release(None).await
     }
 
     /// Ends the renewal without releasing: the mutex stays locked until its TTL expires.

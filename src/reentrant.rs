@@ -365,7 +365,7 @@ impl ReentrantGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.shared.release().await
+        self.shared.release(None).await
     }
 
     /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the TTL

@@ -9,6 +9,7 @@ use crate::mutex::{Mutex, MutexGuard};
 use crate::name::Name;
 use crate::reentrant::{ReentrantGuard, ReentrantLock};
 use crate::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::wire::Together;
 
 /// A lock that is acquired together with others, and for a read-write lock its side.
 #[non_exhaustive]
@@ -112,12 +113,12 @@ impl MemberGuard {
         }
     }
 
-    pub(super) async fn release(self) -> Result<(), Error> {
+    pub(super) async fn release(self, together: &Together) -> Result<(), Error> {
         match self {
-            MemberGuard::Mutex(guard) => guard.release().await,
-            MemberGuard::Reentrant(guard) => guard.release().await,
-            MemberGuard::Read(guard) => guard.release().await,
-            MemberGuard::Write(guard) => guard.release().await,
+            MemberGuard::Mutex(guard) => guard.hold.release(Some(together)).await,
+            MemberGuard::Reentrant(guard) => guard.shared.release(Some(together)).await,
+            MemberGuard::Read(guard) => guard.hold.release(Some(together)).await,
+            MemberGuard::Write(guard) => guard.hold.release(Some(together)).await,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! [`try_all`]: one try for several locks, of which it acquires all or none.
+//! [`try_all`]: one try for several locks, of which it acquires all or none. [`send_together`]:
+//! their releases, as few requests.
 
 use std::future::ready;
 use std::pin::pin;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use super::acquire::try_once;
 use super::attempt_guard::AttemptGuard;
+use super::client::Client;
 use super::close::OpenCall;
 use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
@@ -16,7 +18,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::measure::WakeReason;
 use crate::traces::acquiring;
-use crate::wire::{Call, InFlight, Reply, WaitFor};
+use crate::wire::{Call, InFlight, Reply, Together, WaitFor};
 
 /// Acquires all of these locks. `None`: another client holds one of them, or waits for it, and none
 /// is held.
@@ -43,6 +45,12 @@ pub(crate) fn out_of_time(request: &LockRequest, limit: Duration) -> Error {
     let in_flight = Arc::<InFlight>::default();
     in_flight.mark_unknown();
     Progress { in_flight: Some(in_flight), ..Progress::default() }.out_of_time(request, limit)
+}
+
+/// Sends the first requests of releases that were begun together.
+pub(crate) async fn send_together(client: &Client, together: &Together) {
+    // `None`: the runtime has ended, which each release reports.
+    let _sent = client.with_runtime(pin!(client.nodes.send_together(together))).await;
 }
 
 /// Tries one group of locks after the other, each in one call.
@@ -158,6 +166,6 @@ async fn one_by_one(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>
 async fn release(holds: impl IntoIterator<Item = OwnedLease>) {
     for hold in holds {
         // A failed release is logged, and repeated in the background.
-        let _logged = hold.release().await;
+        let _logged = hold.release(None).await;
     }
 }

@@ -35,6 +35,7 @@ use crate::fencing::FencingToken;
 use crate::guarded::Guarded;
 use crate::measure::WakeReason;
 use crate::traces::{Grant, HoldSpan, releasing};
+use crate::wire::Together;
 
 /// A hold of a kind that allows several.
 pub(crate) enum Hold {
@@ -133,10 +134,10 @@ impl Hold {
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
-    pub(crate) async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(self, together: Option<&Together>) -> Result<(), Error> {
         match self {
-            Hold::Own(hold) => hold.release().await,
-            Hold::Joint(part) => part.release().await,
+            Hold::Own(hold) => hold.release(together).await,
+            Hold::Joint(part) => part.release(together).await,
         }
     }
 
@@ -194,10 +195,10 @@ impl JointHold {
         JointHold { group, lease, span: HoldSpan::default(), place: Some(place) }
     }
 
-    async fn release(mut self) -> Result<(), Error> {
+    async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
         let (end, hold) = self.leave(LeaseEnd::Released);
         if let Some(hold) = hold {
-            return hold.release().await;
+            return hold.release(together).await;
         }
         let (client, attempt) = (&self.group.client, self.lease.attempt());
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());

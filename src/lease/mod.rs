@@ -44,7 +44,7 @@ mod waiter;
 
 pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use adoption::adopt;
-pub(crate) use all_at_once::{out_of_time, try_all};
+pub(crate) use all_at_once::{out_of_time, send_together, try_all};
 pub(crate) use client::{Client, Servers};
 pub(crate) use held_work::{conclude, release_after, run};
 pub(crate) use joint_hold::Hold;

@@ -25,7 +25,7 @@ use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::traces::{Grant, HoldSpan, releasing};
-use crate::wire::{Answer, Failure, HoldCount, Tally, Votes, WaitFor};
+use crate::wire::{Answer, Failure, HoldCount, Tally, Together, Votes, WaitFor};
 
 /// How long a release waits for the last answers to earlier requests of its attempt.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
@@ -155,21 +155,21 @@ impl OwnedLease {
     }
 
     /// Releases the lease and waits for the reply; or passes the hold to another task of this
-    /// client, without a request.
+    /// client, without a request. The request may leave `together` with others.
     ///
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
-    pub(crate) async fn release(self) -> Result<(), Error> {
+    pub(crate) async fn release(self, together: Option<&Together>) -> Result<(), Error> {
         let attempt = Arc::clone(&self.guard.attempt);
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());
         let client = Arc::clone(&self.guard.client);
         let ended = || Error::RuntimeEnded { context: client.context(Operation::Release, &attempt.name) };
-        let release = pin!(self.release_untraced());
+        let release = pin!(self.release_untraced(together));
         let traced = pin!(releasing(attempt.observer(), what, release));
         client.with_runtime(traced).await.unwrap_or_else(|| Err(ended()))
     }
 
-    async fn release_untraced(mut self) -> Result<(), Error> {
+    async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
         if self.pass() {
             return Ok(());
         }
@@ -189,7 +189,8 @@ impl OwnedLease {
         }
         let is_final = attempt.in_flight.is_indeterminate();
         let token = self.lease.fencing_token();
-        let released = release(&client, &attempt, token, is_final, self.guard.entry.as_ref()).await;
+        let entry = self.guard.entry.as_ref();
+        let released = release(&client, &attempt, token, is_final, entry, together).await;
         let error = |failure: Failure| client.error(failure, context());
         let released = released.map_err(error)?;
         self.guard.leave();

@@ -8,7 +8,7 @@ use super::client::Client;
 use super::schedule::Abandoned;
 use crate::deployment::{Deployment, NodeSet};
 use crate::fencing::FencingToken;
-use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Votes, WaitFor, replies_of};
+use crate::wire::{Answer, Call, Failure, Reply, Stragglers, Together, Votes, WaitFor, replies_of};
 
 /// How often a request is sent: then [`retry`] fails, and the keeper takes over a release.
 const REQUEST_TRIES: u32 = 3;
@@ -140,8 +140,8 @@ impl ReleaseTally {
     }
 }
 
-/// Releases a hold whose lease was valid when the first request was sent. The keeper releases what
-/// a minority of the nodes may still hold.
+/// Releases a hold whose lease was valid when the first request was sent, which may leave together
+/// with those for other locks. The keeper releases what a minority of the nodes may still hold.
 ///
 /// If a reply is lost, the next request finds nothing to release. If no larger token was granted,
 /// the lock has had no other holder since: the first request released it.
@@ -154,11 +154,14 @@ pub(super) async fn release(
     token: Option<FencingToken>,
     is_final: bool,
     entry: Option<&QueueEntry>,
+    together: Option<&Together>,
 ) -> Result<ReleaseOutcome, Failure> {
     let nodes = &client.nodes;
-    let call = attempt.release(is_final, entry);
+    // Made anew for each try: what is left of the least time to hold the lock counts from its
+    // arrival.
+    let call = || attempt.release(is_final, entry);
     let (mut tally, mut tries_left) = (ReleaseTally::default(), REQUEST_TRIES);
-    let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
+    let mut votes = nodes.ask_together(together, &call(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let rest = votes.rest.take();
     loop {
         tries_left -= 1;
@@ -178,7 +181,7 @@ pub(super) async fn release(
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }
-        votes = nodes.ask(&call, silent, &attempt.in_flight, WaitFor::All).await;
+        votes = nodes.ask(&call(), silent, &attempt.in_flight, WaitFor::All).await;
     }
 }
 

@@ -8,6 +8,7 @@ use super::owned_lease::{OwnedLease, released_after};
 use crate::error::{Context, Error, Operation};
 use crate::guarded::Guarded;
 use crate::name::Name;
+use crate::wire::Together;
 
 type HoldsByOwner = Guarded<HashMap<(Name, String), Weak<SharedHold>>>;
 
@@ -72,11 +73,11 @@ impl SharedHold {
     }
 
     /// Releases the hold if this was its last guard.
-    pub(crate) async fn release(self: Arc<SharedHold>) -> Result<(), Error> {
+    pub(crate) async fn release(self: Arc<SharedHold>, together: Option<&Together>) -> Result<(), Error> {
         let lease = self.hold.lease().clone();
         let end = lease.end();
         match (Arc::into_inner(self), end) {
-            (Some(SharedHold { hold, _entry }), _) => hold.release().await,
+            (Some(SharedHold { hold, _entry }), _) => hold.release(together).await,
             (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }

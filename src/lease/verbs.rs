@@ -84,7 +84,7 @@ impl Attempt {
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
     /// refuses requests of it that arrive later. What is left of the least time to hold the lock is
-    /// that of now: a request that is sent again, or arrives late, keeps the lock for longer.
+    /// that of now: a request that arrives late keeps the lock for longer.
     pub(super) fn release(&self, is_final: bool, entry: Option<&QueueEntry>) -> Arc<Call> {
         let call = self.ending(is_final, entry);
         let Some(left) = self.must_hold() else { return Arc::new(call) };

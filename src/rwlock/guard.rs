@@ -59,7 +59,7 @@ impl RwLockReadGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.release().await
+        self.hold.release(None).await
     }
 
     /// Ends the renewal without releasing: the hold stays until its TTL expires. If other tasks
@@ -152,7 +152,7 @@ impl RwLockWriteGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.hold.release().await
+        self.hold.release(None).await
     }
 
     /// Ends the renewal without releasing: the hold stays until its TTL expires.

@@ -164,7 +164,7 @@ impl Nodes {
         votes
     }
 
-    fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
+    pub(super) fn votes(&self, received: Vec<Vote>, wait_for: WaitFor) -> Votes {
         let least = if let WaitFor::Majority(least) = wait_for { least } else { 1 };
         Votes { labels: Arc::clone(&self.labels), deployment: self.deployment, least, received, rest: None }
     }

@@ -20,6 +20,7 @@ mod server_clock;
 mod servers;
 mod shared_connection;
 mod spoilt_keys;
+mod together;
 mod votes;
 mod wake_message;
 mod wakeups;
@@ -39,6 +40,7 @@ pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,
 };
+pub(crate) use together::Together;
 pub(crate) use votes::{Stragglers, Tally, Vote, Votes, replies_of};
 pub(crate) use wake_message::AnnouncedGrant;
 pub(crate) use wakeups::WakeupSubscription;

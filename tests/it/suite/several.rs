@@ -76,8 +76,8 @@ pub async fn one_busy_lock_keeps_all_from_being_tried(setup: Setup) {
     setup.finish().await;
 }
 
-/// The server grants all or none in one request; of other slots, those that were granted are given
-/// back.
+/// The server grants all or none in one request, and releases all in one; of other slots, those
+/// that were granted are given back.
 pub async fn locks_of_one_slot_are_one_request(setup: Setup) {
     let locks = setup.client().await;
     let names = ["{a}:1", "{a}:2", "{a}:3", "{b}:1", "{b}:2"];
@@ -96,7 +96,12 @@ pub async fn locks_of_one_slot_are_one_request(setup: Setup) {
         // Each lock has a token that the nodes agree on.
         nodes => assert!(calls >= (names.len() * nodes.div_ceil(2)) as u64, "{calls} calls"),
     }
+    let before = setup.deployment.scripts_run().await;
     guard.release().await.unwrap();
+    let calls = setup.deployment.scripts_run().await - before;
+    if setup.nodes() == 1 {
+        assert!(slots.contains(&calls), "{calls} calls to release");
+    }
     drop((all, locks));
     setup.finish().await;
 }
