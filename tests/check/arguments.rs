@@ -25,6 +25,7 @@ pub struct Arguments {
     pub topology: Option<Topology>,
     pub faults: Vec<Fault>,
     pub linger: u64,
+    pub sets: u64,
     pub list: bool,
     pub table: bool,
     pub keep: Option<std::path::PathBuf>,
@@ -46,6 +47,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
         topology: None,
         faults: Vec::new(),
         linger: 200,
+        sets: 40,
         list: false,
         table: false,
         keep: None,
@@ -82,6 +84,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
                 arguments.faults = SHORT.to_vec();
             }
             "--linger" => arguments.linger = number(value()?)?,
+            "--sets" => arguments.sets = number(value()?)?,
             "--list" => arguments.list = true,
             "--mutants" => arguments.mutants = true,
             "--tested-mutants" => arguments.tested_mutants = true,
@@ -114,8 +117,10 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
     if arguments.seconds < 10 {
         return Err("--seconds: at least 10".to_owned());
     }
-    if arguments.linger == 0 {
-        return Err("--linger: at least 1".to_owned());
+    for (word, number) in [("--linger", arguments.linger), ("--sets", arguments.sets)] {
+        if number == 0 {
+            return Err(format!("{word}: at least 1"));
+        }
     }
     if arguments.seeds == 0 {
         return Err("--seeds: at least 1".to_owned());

@@ -134,6 +134,8 @@ pub enum Verb {
     Lock,
     Timeout,
     Try,
+    /// One of several in one call. It is held while the call waits for later ones.
+    All,
     /// A write hold becomes a read hold, and no other client writes in between.
     Downgrade,
 }

@@ -14,6 +14,7 @@ struct RecordFile<R> {
     seed: u64,
     topology: String,
     linger: u64,
+    sets: u64,
     faults: Vec<Fault>,
     record: R,
 }
@@ -21,9 +22,9 @@ struct RecordFile<R> {
 const NAME: &str = "record.json";
 
 pub fn write(plan: &Plan, record: &Record, directory: &Path) {
-    let Plan { seconds, seed, linger, ref faults, topology } = *plan;
+    let Plan { seconds, seed, linger, sets, ref faults, topology } = *plan;
     let (topology, faults) = (topology_name(topology).to_owned(), faults.clone());
-    let file = RecordFile { seconds, seed, topology, linger, faults, record };
+    let file = RecordFile { seconds, seed, topology, linger, sets, faults, record };
     fs::write(directory.join(NAME), serde_json::to_string(&file).unwrap()).unwrap();
 }
 
@@ -32,9 +33,9 @@ pub fn read(directory: &Path) -> Result<(Plan, Record), String> {
     let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = fs::read_to_string(&path).map_err(|error| wrong(&error))?;
     let file: RecordFile<Record> = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
-    let RecordFile { seconds, seed, topology, linger, faults, record } = file;
+    let RecordFile { seconds, seed, topology, linger, sets, faults, record } = file;
     let topology = topology_named(&topology).ok_or_else(|| wrong(&topology))?;
-    Ok((Plan { seconds, seed, topology, linger, faults }, record))
+    Ok((Plan { seconds, seed, topology, linger, sets, faults }, record))
 }
 
 /// The directories of all runs in a `--keep` directory, in the order of their seeds.

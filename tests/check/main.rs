@@ -17,6 +17,7 @@ mod plan;
 mod report;
 mod resource;
 mod run;
+mod sets;
 #[path = "../it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the suite uses the rest")]
 mod support;

@@ -44,6 +44,7 @@ struct Setting {
     topology: Topology,
     seconds: u64,
     linger: u64,
+    sets: u64,
     faults: &'static [&'static str],
 }
 
@@ -175,7 +176,7 @@ impl Setting {
         let mut child = Command::new(binary)
             .args(["--topology", topology_name(self.topology)])
             .args(["--seconds", &self.seconds.to_string(), "--linger", &self.linger.to_string()])
-            .args(["--seed", &seed.to_string()])
+            .args(["--sets", &self.sets.to_string(), "--seed", &seed.to_string()])
             .args(self.faults.iter().flat_map(|fault| ["--fault", fault]))
             .args(["--keep".as_ref(), output.as_os_str()])
             .stdout(File::create(&stdout).unwrap())

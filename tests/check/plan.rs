@@ -165,12 +165,14 @@ pub struct Plan {
     pub faults: Vec<Fault>,
     /// One of this many holds lasts longer than a lease.
     pub linger: u64,
+    /// One of this many requests is for several locks.
+    pub sets: u64,
 }
 
 impl Plan {
     /// Without arguments, the seed selects the topology, and all of its faults are planned.
     pub fn new(arguments: &Arguments, seed: u64) -> Plan {
-        let Arguments { seconds, topology, ref faults, linger, .. } = *arguments;
+        let Arguments { seconds, topology, ref faults, linger, sets, .. } = *arguments;
         let turn = usize::try_from(seed).unwrap_or(0) % TOPOLOGIES.len();
         let topology = topology.unwrap_or(TOPOLOGIES[turn].0);
         // A clock that steps back and a lost counter together may set tokens back, as documented.
@@ -180,7 +182,8 @@ impl Plan {
             let may = fault.keeps_state() || topology != Topology::Standalone || fault.sets_clock() == clocks;
             fault.is_of(topology) && if faults.is_empty() { may } else { faults.contains(fault) }
         };
-        Plan { seconds, seed, topology, linger, faults: Fault::ALL.iter().filter(chosen).copied().collect() }
+        let faults = Fault::ALL.iter().filter(chosen).copied().collect();
+        Plan { seconds, seed, topology, linger, sets, faults }
     }
 
     pub fn lane(&self, lane: Lane) -> Vec<Fault> {
@@ -190,11 +193,12 @@ impl Plan {
     /// The command that repeats the run.
     pub fn replay(&self, given: &[Fault]) -> String {
         let mut line = format!(
-            "scripts/check --seed {} --seconds {} --topology {} --linger {}",
+            "scripts/check --seed {} --seconds {} --topology {} --linger {} --sets {}",
             self.seed,
             self.seconds,
             topology_name(self.topology),
-            self.linger
+            self.linger,
+            self.sets
         );
         for fault in given {
             line += &format!(" --fault {}", fault.name());
@@ -218,4 +222,5 @@ pub struct WorkerSettings {
     /// Whether waiters are notified; otherwise they poll.
     pub is_notified: bool,
     pub linger: u64,
+    pub sets: u64,
 }

@@ -95,6 +95,7 @@ pub async fn run(plan: &Plan, directory: &Path) -> Record {
         resource: resource_server.url(),
         directory: directory.to_owned(),
         linger: plan.linger,
+        sets: plan.sets,
     });
 
     let (stop, stopped) = watch::channel(false);

@@ -27,6 +27,8 @@ pub struct Worker {
     pub recorder: Recorder,
     /// One of this many holds lasts longer than a lease.
     pub linger: u64,
+    /// One of this many requests is for several locks.
+    pub sets: u64,
     number: u32,
     holds: AtomicU64,
     ending: AtomicBool,
@@ -101,6 +103,7 @@ async fn open(settings: WorkerSettings) -> Worker {
         resource: Resource::open(&settings.resource).await,
         recorder: Recorder::new(&settings.history),
         linger: settings.linger,
+        sets: settings.sets,
         number: settings.number,
         holds: AtomicU64::new(0),
         ending: AtomicBool::new(false),

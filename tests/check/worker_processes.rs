@@ -22,6 +22,7 @@ pub struct CommonSettings {
     pub resource: String,
     pub directory: PathBuf,
     pub linger: u64,
+    pub sets: u64,
 }
 
 /// The processes of a run.
@@ -81,6 +82,7 @@ impl Workers {
             resource: self.settings.resource.clone(),
             history: history.clone(),
             linger: self.settings.linger,
+            sets: self.settings.sets,
             is_notified: is_notified(self.started.into()),
         };
         let mut child = Command::new(std::env::current_exe().unwrap())

@@ -1,17 +1,19 @@
-//! One use of a lock by one task: request, work, nested holds, and the end.
+//! One use of a lock by one task: request, work, nested holds, and the end. That of several locks
+//! in one call stands in `sets.rs`.
 
 use std::time::{Duration, Instant};
 
-use redlatch::Error;
+use redlatch::{Error, Lease, RwLockWriteGuard};
 use tokio::time::{sleep, timeout};
 
 use crate::history::{End, EventKind, FailureReason, Mode, NOT_HELD, Time, Verb};
 use crate::plan::TTL;
+use crate::sets::use_set;
 use crate::support::{AnyGuard, AnyLock, Kind, Random};
 use crate::worker::Worker;
 
 /// The names of all locks, and their kinds.
-pub const LOCKS: [(&str, Kind); 10] = [
+pub const LOCKS: [(&str, Kind); 16] = [
     ("mutex-1", Kind::Mutex),
     ("mutex-2", Kind::Mutex),
     ("mutex-3", Kind::Mutex),
@@ -22,7 +24,16 @@ pub const LOCKS: [(&str, Kind); 10] = [
     ("rwlock-2", Kind::Write),
     ("rwlock-3", Kind::Write),
     ("rwlock-4", Kind::Write),
+    // Only used together with others.
+    ("set-1", Kind::Mutex),
+    ("set-2", Kind::Mutex),
+    ("set-3", Kind::Mutex),
+    ("set-4", Kind::Reentrant),
+    ("set-5", Kind::Write),
+    ("set-6", Kind::Write),
 ];
+/// How many of them are used alone.
+const ALONE: usize = 10;
 
 /// How often a holder checks its lease.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -33,30 +44,37 @@ const LATE_WRITE_DELAY: Duration = Duration::from_millis(150);
 
 /// EventKind a task requests, except for the mode and the verb.
 #[derive(Clone, Copy)]
-struct Request {
-    name: &'static str,
+pub struct Request {
+    pub name: &'static str,
     /// The outer hold of the same owner.
-    inside: Option<u64>,
-    is_renewed: bool,
+    pub inside: Option<u64>,
+    pub is_renewed: bool,
 }
 
 impl Request {
-    fn wants(&self, mode: Mode, owner: String, verb: Verb) -> EventKind {
+    pub fn wants(&self, mode: Mode, owner: String, verb: Verb) -> EventKind {
         let Request { name, inside, is_renewed } = *self;
         EventKind::Wants { lock: name.to_owned(), mode, owner, verb, inside, is_renewed }
     }
 }
 
-/// A granted hold.
-struct Hold<'a> {
+/// A granted hold, whose guard is elsewhere.
+pub struct Hold<'a> {
     worker: &'a Worker,
-    number: u64,
+    pub number: u64,
     request: Request,
-    guard: AnyGuard,
+    mode: Mode,
+    lease: Lease,
     until: Time,
 }
 
-fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
+/// A hold and its guard.
+struct OwnHold<'a> {
+    hold: Hold<'a>,
+    guard: AnyGuard,
+}
+
+pub fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
     Duration::from_micros(from * 1_000 + random.below((to - from) * 1_000))
 }
 
@@ -65,8 +83,11 @@ fn mode(lock: &AnyLock) -> Mode {
 }
 
 pub async fn use_lock(worker: &Worker, random: &mut Random) {
+    if random.below(worker.sets) == 0 {
+        return use_set(worker, random).await;
+    }
     // A third of the requests are for one name, so that tasks of a worker pass it on.
-    let among = if random.below(3) == 0 { 1 } else { LOCKS.len() as u64 };
+    let among = if random.below(3) == 0 { 1 } else { ALONE as u64 };
     let (name, kind) = LOCKS[usize::try_from(random.below(among)).unwrap()];
     let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
     // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
@@ -77,7 +98,7 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
         lock => lock,
     };
     let request = Request { name, inside: None, is_renewed: !overstays };
-    let Some(mut hold) = acquire(worker, random, &request, &lock).await else {
+    let Some(OwnHold { mut hold, mut guard }) = acquire(worker, random, &request, &lock).await else {
         return sleep(millis(random, 0, 10)).await;
     };
     let lingers = random.below(worker.linger) == 0;
@@ -94,17 +115,26 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
         nest(worker, random, &lock, kind, &mut hold).await;
         is_valid = hold.check_lease();
     }
-    if is_valid && kind == Kind::Write && random.below(4) == 0 {
-        let Some(reading) = hold.downgrade().await else { return };
-        hold = reading;
-        let stay = millis(random, 0, 20);
-        hold.work(random, stay).await;
+    if is_valid && let AnyGuard::Write(writing) = guard {
+        if random.below(4) > 0 {
+            guard = AnyGuard::Write(writing);
+        } else {
+            let Some(reading) = hold.downgrade(writing).await else { return };
+            OwnHold { hold, guard } = reading;
+            let stay = millis(random, 0, 20);
+            hold.work(random, stay).await;
+        }
     }
-    hold.end(random).await;
+    OwnHold { hold, guard }.end(random).await;
 }
 
-fn failed(error: &Error) -> FailureReason {
+pub fn failed(error: &Error) -> FailureReason {
     FailureReason::Failed(text(error))
+}
+
+/// Why a release failed.
+pub fn unreleased(error: &Error) -> String {
+    if matches!(error, Error::NotHeld { .. }) { NOT_HELD.to_owned() } else { text(error) }
 }
 
 /// The text of an error and of its sources.
@@ -124,7 +154,7 @@ async fn acquire<'a>(
     random: &mut Random,
     request: &Request,
     lock: &AnyLock,
-) -> Option<Hold<'a>> {
+) -> Option<OwnHold<'a>> {
     let (number, note) = (worker.next_hold(), &worker.recorder);
     let owner = match lock {
         AnyLock::Reentrant(_, owner) | AnyLock::Read(_, owner) => owner.to_string(),
@@ -153,7 +183,7 @@ async fn acquire<'a>(
         _ => Some(lock.lock().await),
     };
     let why = match outcome {
-        Some(Ok(guard)) => return Some(Hold::granted(worker, number, request, guard)),
+        Some(Ok(guard)) => return Some(OwnHold::granted(worker, number, request, guard)),
         None => FailureReason::Busy,
         Some(Err(Error::TimedOut { .. })) => FailureReason::TimedOut,
         Some(Err(Error::WouldDeadlock { .. })) => FailureReason::WouldDeadlock,
@@ -173,10 +203,10 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
             worker.recorder.note(number, wants);
             let why = match lock.with_owner(owner).write_timeout(millis(random, 1, 300)).await {
                 Ok(guard) => {
-                    let mut hold = Hold::granted(worker, number, &request, AnyGuard::Write(guard));
+                    let mut inner = OwnHold::granted(worker, number, &request, AnyGuard::Write(guard));
                     let stay = millis(random, 0, 20);
-                    hold.work(random, stay).await;
-                    return hold.end(random).await;
+                    inner.hold.work(random, stay).await;
+                    return inner.end(random).await;
                 }
                 Err(Error::TimedOut { .. }) => FailureReason::TimedOut,
                 Err(Error::WouldDeadlock { .. }) => FailureReason::WouldDeadlock,
@@ -188,26 +218,31 @@ async fn nest(worker: &Worker, random: &mut Random, lock: &AnyLock, kind: Kind, 
     };
     let Some(mut inner) = acquire(worker, random, &request, inner_lock).await else { return };
     let stay = millis(random, 0, 20);
-    if inner.work(random, stay).await && kind == Kind::Reentrant {
+    if inner.hold.work(random, stay).await && kind == Kind::Reentrant {
         inner.count(inner_lock, 2).await;
     }
     inner.end(random).await;
 }
 
 impl<'a> Hold<'a> {
-    fn granted(worker: &'a Worker, number: u64, request: &Request, guard: AnyGuard) -> Hold<'a> {
-        let until = Time::of(guard.lease().valid_until());
-        worker.recorder.note(number, EventKind::Granted { token: guard.token(), until });
-        Hold { worker, number, request: *request, guard, until }
+    pub fn granted(worker: &'a Worker, number: u64, request: Request, mode: Mode, lease: &Lease) -> Hold<'a> {
+        let until = Time::of(lease.valid_until());
+        let hold = Hold { worker, number, request, mode, lease: lease.clone(), until };
+        hold.note(EventKind::Granted { token: hold.token(), until });
+        hold
     }
 
-    fn note(&self, what: EventKind) {
+    fn token(&self) -> u64 {
+        self.lease.fencing_token().expect("fencing is on").get()
+    }
+
+    pub fn note(&self, what: EventKind) {
         self.worker.recorder.note(self.number, what);
     }
 
     /// Reads and records whether the lease is valid, and its deadline.
-    fn check_lease(&mut self) -> bool {
-        let lease = self.guard.lease();
+    pub fn check_lease(&mut self) -> bool {
+        let lease = &self.lease;
         let (until, now) = (lease.valid_until(), Instant::now());
         if lease.is_lost() {
             return false;
@@ -224,13 +259,13 @@ impl<'a> Hold<'a> {
 
     /// Uses the resources for a while, or until the lease is lost. Returns whether it is still
     /// valid.
-    async fn work(&mut self, random: &mut Random, stay: Duration) -> bool {
+    pub async fn work(&mut self, random: &mut Random, stay: Duration) -> bool {
         let start = Instant::now();
         loop {
             if !self.check_lease() {
                 break;
             }
-            if !matches!(self.guard, AnyGuard::Read(_)) {
+            if self.mode == Mode::Exclusive {
                 let since = Time::now();
                 self.worker.resource.add(self.request.name, millis(random, 0, 3)).await;
                 self.note(EventKind::Added { since });
@@ -241,7 +276,7 @@ impl<'a> Hold<'a> {
                 return self.check_lease();
             }
             tokio::select! {
-                _ = self.guard.lease().lost() => break,
+                _ = self.lease.lost() => break,
                 () = sleep(left.min(CHECK_INTERVAL)) => {}
             }
         }
@@ -255,7 +290,7 @@ impl<'a> Hold<'a> {
         if !self.work(random, Duration::ZERO).await {
             return false;
         }
-        let is_reported = timeout(longest, self.guard.lease().lost()).await.is_ok();
+        let is_reported = timeout(longest, self.lease.lost()).await.is_ok();
         if !is_reported && self.check_lease() {
             return true;
         }
@@ -273,9 +308,31 @@ impl<'a> Hold<'a> {
 
     async fn write(&self) {
         let since = Time::now();
-        let is_accepted =
-            self.worker.resource.write(self.request.name, self.guard.token(), self.number).await;
+        let is_accepted = self.worker.resource.write(self.request.name, self.token(), self.number).await;
         self.note(EventKind::Wrote { since, is_accepted });
+    }
+
+    /// Turns a write hold into a read hold.
+    async fn downgrade(self, writing: RwLockWriteGuard) -> Option<OwnHold<'a>> {
+        let (worker, number) = (self.worker, self.worker.next_hold());
+        self.note(EventKind::Ends(End::Downgrade));
+        let request = Request { inside: Some(self.number), ..self.request };
+        worker.recorder.note(number, request.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
+        match writing.downgrade().await {
+            Ok(reading) => Some(OwnHold::granted(worker, number, &request, AnyGuard::Read(reading))),
+            Err(error) => {
+                worker.recorder.note(number, EventKind::NotGranted(failed(&error)));
+                None
+            }
+        }
+    }
+}
+
+impl<'a> OwnHold<'a> {
+    fn granted(worker: &'a Worker, number: u64, request: &Request, guard: AnyGuard) -> OwnHold<'a> {
+        let mode = if matches!(guard, AnyGuard::Read(_)) { Mode::Shared } else { Mode::Exclusive };
+        let hold = Hold::granted(worker, number, *request, mode, guard.lease());
+        OwnHold { hold, guard }
     }
 
     /// Records the owner's count on the server, if the lease is valid before and after.
@@ -284,24 +341,8 @@ impl<'a> Hold<'a> {
         let owner = guard.owner().to_string();
         let Ok(seen) = lock.inspect().await else { return };
         let seen = seen.holders.iter().find(|holder| holder.owner == owner).map_or(0, |holder| holder.count);
-        if self.check_lease() {
-            self.note(EventKind::Counted { expected, seen });
-        }
-    }
-
-    /// Turns a write hold into a read hold.
-    async fn downgrade(self) -> Option<Hold<'a>> {
-        let AnyGuard::Write(guard) = self.guard else { return None };
-        let (worker, number) = (self.worker, self.worker.next_hold());
-        worker.recorder.note(self.number, EventKind::Ends(End::Downgrade));
-        let request = Request { inside: Some(self.number), ..self.request };
-        worker.recorder.note(number, request.wants(Mode::Shared, self.number.to_string(), Verb::Downgrade));
-        match guard.downgrade().await {
-            Ok(guard) => Some(Hold::granted(worker, number, &request, AnyGuard::Read(guard))),
-            Err(error) => {
-                worker.recorder.note(number, EventKind::NotGranted(failed(&error)));
-                None
-            }
+        if self.hold.check_lease() {
+            self.hold.note(EventKind::Counted { expected, seen });
         }
     }
 
@@ -312,16 +353,12 @@ impl<'a> Hold<'a> {
             1..30 => End::Drop,
             _ => End::Release,
         };
-        self.note(EventKind::Ends(end));
+        self.hold.note(EventKind::Ends(end));
         match end {
             End::Leak => self.guard.leak(),
             End::Release => {
-                let (worker, number) = (self.worker, self.number);
-                let outcome = self.guard.release().await.map_err(|error| match error {
-                    Error::NotHeld { .. } => NOT_HELD.to_owned(),
-                    error => text(&error),
-                });
-                worker.recorder.note(number, EventKind::Released(outcome));
+                let outcome = self.guard.release().await.map_err(|error| unreleased(&error));
+                self.hold.note(EventKind::Released(outcome));
             }
             End::Drop | End::Downgrade => drop(self.guard),
         }

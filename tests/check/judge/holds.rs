@@ -78,7 +78,8 @@ impl Hold {
         self.granted.map(|grant| grant.at).or(self.not_granted.as_ref().map(|(at, _)| *at))
     }
 
-    /// Whether the request queues while another hold excludes it.
+    /// Whether the request queues while another hold excludes it. One of several locks queues only
+    /// once those before it are held.
     pub fn may_queue(&self) -> bool {
         matches!(self.verb, Verb::Lock | Verb::Timeout)
     }

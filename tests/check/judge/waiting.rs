@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict, dead_waiters};
 use crate::clock::STEP;
-use crate::history::{End, FailureReason, Time};
+use crate::history::{End, FailureReason, Time, Verb};
 use crate::plan::{Fault, Lane, NODE_TIMEOUT, POLL_CAP, SLACK, TTL};
 use crate::run::Window;
 
@@ -60,8 +60,9 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 /// did.
 fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
     let Some(grant) = hold.granted else { return ungranted(case, hold) };
-    // A queued waiter may have been granted the lock before its worker received the grant.
-    let from = grant.at - Duration::from_millis(50);
+    // A queued waiter may have been granted the lock before its worker received the grant; and one
+    // of several long before, while the call waited for another.
+    let from = if hold.verb == Verb::All { hold.wants } else { grant.at - Duration::from_millis(50) };
     let hit = |from: Time, to: Time| case.is_hit(hold, from, to);
     let last = hold.trusts.last().map_or(grant.at, |(at, _)| *at);
     let to = match (hold.ends, &hold.released) {
@@ -78,7 +79,8 @@ fn busy(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
 }
 
 /// The time during which a request without a grant may have held the lock: from the first fault of
-/// its worker or of servers. On one server, a refusal proves that it never held the lock.
+/// its worker or of servers; from its beginning if it was for several locks, of which it may have
+/// held this one. On one server, a refusal proves that it never held the lock.
 fn ungranted(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
     let end = match &hold.not_granted {
         Some((_, FailureReason::Busy | FailureReason::WouldDeadlock)) if case.plan.topology.nodes() == 1 => {
@@ -87,6 +89,10 @@ fn ungranted(case: &Case<'_>, hold: &Hold) -> Option<(Time, Time)> {
         Some((at, _)) => *at,
         None => hold.worker_ended,
     };
+    if hold.verb == Verb::All {
+        let is_hit = case.is_hit(hold, hold.wants, end + PROMPT);
+        return Some((hold.wants, end + if is_hit { kept(case, hold, end) } else { PROMPT }));
+    }
     // A request that is in flight when the call ends is released soon after, unless a fault delays
     // the release.
     let concerns = |window: &&Window| window.place.is_none_or(|place| place == hold.place);

@@ -5,22 +5,23 @@ use crate::support::Topology::{Cluster, Quorum3, Standalone};
 
 /// For mistakes that are found soon if requests are sent again.
 const RESENT: Setting =
-    Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["reset", "script-flush"] };
+    Setting { topology: Standalone, seconds: 15, linger: 200, sets: 40, faults: &["reset", "script-flush"] };
 
 /// For mistakes of a quorum whose minority is away.
 const MINORITY: Setting =
-    Setting { topology: Quorum3, seconds: 20, linger: 200, faults: &["minority", "reset"] };
+    Setting { topology: Quorum3, seconds: 20, linger: 200, sets: 40, faults: &["minority", "reset"] };
 
 /// For mistakes of leases that are renewed, or that have expired.
 const LINGERING: Setting =
-    Setting { topology: Standalone, seconds: 20, linger: 20, faults: &["worker-stopped"] };
+    Setting { topology: Standalone, seconds: 20, linger: 20, sets: 40, faults: &["worker-stopped"] };
 
 /// For mistakes that are found if the server loses locks that are held.
-const FORGOTTEN: Setting = Setting { topology: Standalone, seconds: 20, linger: 10, faults: &["flushall"] };
+const FORGOTTEN: Setting =
+    Setting { topology: Standalone, seconds: 20, linger: 10, sets: 40, faults: &["flushall"] };
 
 /// For mistakes of renewed leases while a minority is away.
 const OUTLASTED: Setting =
-    Setting { topology: Quorum3, seconds: 30, linger: 10, faults: &["minority", "node-emptied"] };
+    Setting { topology: Quorum3, seconds: 30, linger: 10, sets: 40, faults: &["minority", "node-emptied"] };
 
 /// Each mistake is as small as a real one.
 pub const MUTANTS: &[Mutant] = &[
@@ -43,6 +44,23 @@ pub const MUTANTS: &[Mutant] = &[
         }],
         setting: RESENT,
         rules: &["exclusion"],
+    },
+    Mutant {
+        name: "several-locks-in-any-order",
+        edits: &[Edit {
+            file: "src/all.rs",
+            from: "        members.sort_by(|one, other| one.name().key().cmp(other.name().key()));\n",
+            to: "",
+        }],
+        setting: Setting {
+            topology: Standalone,
+            seconds: 40,
+            linger: 200,
+            sets: 2,
+            faults: &["worker-killed"],
+        },
+        // Workers that wait for each other never end.
+        rules: &["left behind"],
     },
     Mutant {
         name: "turn-without-an-end",
@@ -75,7 +93,13 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "        let sent = Moment::now();\n        let (mut gone, mut degraded) =",
             },
         ],
-        setting: Setting { topology: Standalone, seconds: 25, linger: 20, faults: &["slow", "replies-held"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 25,
+            linger: 20,
+            sets: 40,
+            faults: &["slow", "replies-held"],
+        },
         rules: &["deadline", "exclusion", "backing"],
     },
     Mutant {
@@ -101,7 +125,13 @@ pub const MUTANTS: &[Mutant] = &[
             from: "Word::MinimumToken => cmd.arg(self.clock.minimum_token()),",
             to: "Word::MinimumToken => cmd.arg(self.clock.minimum_token().min(0)),",
         }],
-        setting: Setting { topology: Standalone, seconds: 15, linger: 200, faults: &["server-set-back"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 15,
+            linger: 200,
+            sets: 40,
+            faults: &["server-set-back"],
+        },
         rules: &["token order", "token unique"],
     },
     Mutant {
@@ -121,7 +151,13 @@ pub const MUTANTS: &[Mutant] = &[
             from: "  if ends < until_then or call.successor then\n",
             to: "  if ends < until_then or call.successor then\n    for _, each in ipairs(redis.call('HKEYS', lock.key)) do\n      local rest = string.sub(each, 1, 5) == 'read:' and string.match(redis.call('HGET', lock.key, each), ' .*$')\n      if rest then redis.call('HSET', lock.key, each, until_then .. rest) end\n    end\n",
         }],
-        setting: Setting { topology: Standalone, seconds: 35, linger: 8, faults: &["worker-killed"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 35,
+            linger: 8,
+            sets: 40,
+            faults: &["worker-killed"],
+        },
         rules: &["own end"],
     },
     Mutant {
@@ -141,7 +177,13 @@ pub const MUTANTS: &[Mutant] = &[
             from: "message = timeout_at(until, mailbox.wait()) => match message {",
             to: "message = timeout_at(until + Duration::from_secs(3600), mailbox.wait()) => match message {",
         }],
-        setting: Setting { topology: Standalone, seconds: 15, linger: 6, faults: &["worker-killed"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 15,
+            linger: 6,
+            sets: 40,
+            faults: &["worker-killed"],
+        },
         rules: &["waiting", "left behind"],
     },
     Mutant {
@@ -164,7 +206,7 @@ pub const MUTANTS: &[Mutant] = &[
             },
         ],
         // On a cluster, a node cannot notice that a notified waiter is dead either.
-        setting: Setting { topology: Cluster, seconds: 45, linger: 6, faults: &["worker-killed"] },
+        setting: Setting { topology: Cluster, seconds: 45, linger: 6, sets: 40, faults: &["worker-killed"] },
         rules: &["waiting", "left behind"],
     },
     Mutant {
@@ -178,6 +220,7 @@ pub const MUTANTS: &[Mutant] = &[
             topology: Standalone,
             seconds: 25,
             linger: 40,
+            sets: 40,
             faults: &["half-open", "server-stopped"],
         },
         rules: &["exclusion", "backing", "release"],
@@ -206,7 +249,13 @@ pub const MUTANTS: &[Mutant] = &[
             from: "let granted = sample.earliest(time, attempt.options.drift, now)?;",
             to: "let granted = sample.earliest(time, attempt.options.drift, now).map(|_| now)?;",
         }],
-        setting: Setting { topology: Standalone, seconds: 45, linger: 200, faults: &["worker-stopped"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 45,
+            linger: 200,
+            sets: 40,
+            faults: &["worker-stopped"],
+        },
         rules: &["deadline", "exclusion"],
     },
     Mutant {
@@ -263,7 +312,13 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(ReleaseOutcome::Released)\n                }\n            };",
             },
         ],
-        setting: Setting { topology: Standalone, seconds: 60, linger: 200, faults: &["client-pause"] },
+        setting: Setting {
+            topology: Standalone,
+            seconds: 60,
+            linger: 200,
+            sets: 40,
+            faults: &["client-pause"],
+        },
         rules: &["release"],
     },
     Mutant {
@@ -302,7 +357,7 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "let is_degraded = false && tally.state",
             },
         ],
-        setting: Setting { topology: Cluster, seconds: 90, linger: 6, faults: &["failover"] },
+        setting: Setting { topology: Cluster, seconds: 90, linger: 6, sets: 40, faults: &["failover"] },
         rules: &["bounded loss"],
     },
     Mutant {
