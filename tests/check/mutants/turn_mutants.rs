@@ -52,6 +52,22 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         test: "suite::mutex_standalone_push_resp2::other_clients_have_their_turn",
     },
     TestMutant {
+        name: "passed-after-a-loss",
+        edits: &[
+            edit(
+                "src/lease/owned_lease.rs",
+                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {\n            return false;\n        }\n",
+                "        client.keeper.forget(&self.lease, LeaseEnd::Released);\n",
+            ),
+            edit(
+                "src/lease/owned_lease.rs",
+                "let is_certain = !self.lease.is_renewing() && ",
+                "let is_certain = ",
+            ),
+        ],
+        test: "suite::mutex_standalone_push_resp2::a_lost_hold_is_not_passed_on",
+    },
+    TestMutant {
         name: "hold-without-a-receiver-kept",
         edits: &[edit(
             "src/lease/cohort.rs",

@@ -304,6 +304,26 @@ pub async fn a_forced_release_ends_the_turn_of_its_client(setup: Setup) {
     setup.finish().await;
 }
 
+pub async fn a_lost_hold_is_not_passed_on(setup: Setup) {
+    let lock = setup.lock_with("lost", long_turn()).await;
+    let other = setup.rival("lost").await;
+    let guard = contended(&lock).await;
+    let next = waiting(&lock).await;
+    assert!(other.force_release().await.unwrap());
+    let new = soon("another client acquires", other.lock()).await.unwrap();
+    let renewed = guard.lease().renew().await;
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
+    let released = guard.release().await;
+    assert!(matches!(released, Err(Error::Lost { .. })), "{released:?}");
+    let first = new.token();
+    new.release().await.unwrap();
+    let guard = soon("the next task acquires", next).await.unwrap();
+    assert!(guard.token() > first, "it is the server's grant");
+    guard.release().await.unwrap();
+    drop((lock, other));
+    setup.finish().await;
+}
+
 pub async fn a_close_releases_a_passed_hold(setup: Setup) {
     let locks = setup.client_with(long_turn()).await;
     let lock = setup.kind.lock(&locks, "closed");

@@ -131,7 +131,7 @@ macro_rules! passed_on {
             a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
             tokens_grow_after_the_counter_is_lost_between_turns
             tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
-            a_forced_release_ends_the_turn_of_its_client
+            a_forced_release_ends_the_turn_of_its_client a_lost_hold_is_not_passed_on
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
