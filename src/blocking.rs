@@ -22,8 +22,8 @@
 //! program may block for as long as it likes and keeps its locks.
 //!
 //! **What it does not**: run on a tokio runtime, also not in `spawn_blocking`. There each call
-//! returns [`ConfigError::InsideRuntime`] at once; use the async client. A call has no cancellation
-//! but its time limit.
+//! returns [`ConfigError::InsideRuntime`](crate::ConfigError::InsideRuntime) at once; use the async
+//! client. A call has no cancellation but its time limit.
 
 mod blocking_guard;
 mod blocking_rwlock;
@@ -34,9 +34,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::client_thread::ClientThread;
-use crate::error::{ConfigError, Error};
+use crate::error::Error;
 use crate::locks::{self, LocksBuilder};
-use crate::name::NameError;
 use crate::options::Options;
 use crate::owner::Owner;
 
@@ -84,8 +83,9 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Config`] with [`ConfigError::InsideRuntime`]: the thread is on a tokio runtime.
-    /// - [`Error::Config`] with [`ConfigError::Thread`]: no thread could be started.
+    /// - [`Error::Config`] with [`InsideRuntime`](crate::ConfigError::InsideRuntime): the thread is
+    ///   on a tokio runtime.
+    /// - [`Error::Config`] with [`Thread`](crate::ConfigError::Thread): no thread could be started.
     /// - Those of [`LocksBuilder::connect`].
     pub fn connect(builder: LocksBuilder) -> Result<Locks, Error> {
         Locks::start(builder.connect())
@@ -97,7 +97,7 @@ impl Locks {
     /// # Errors
     /// - Those of [`connect`](Locks::connect) that are an [`Error::Config`].
     pub fn connect_lazily(builder: LocksBuilder) -> Result<Locks, Error> {
-        Locks::start(async { Ok(builder.connect_lazily()?) })
+        Locks::start(async { builder.connect_lazily() })
     }
 
     fn start(connecting: impl Future<Output = Result<locks::Locks, Error>>) -> Result<Locks, Error> {
@@ -110,16 +110,16 @@ impl Locks {
     ///
     /// # Errors
     /// - Those of [`with_options`](crate::Locks::with_options).
-    pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
+    pub fn with_options(&self, options: Options) -> Result<Locks, Error> {
         Ok(Locks { locks: self.locks.with_options(options)?, thread: Arc::clone(&self.thread) })
     }
 
     /// Returns the mutex of this name, without a request.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, NameError> {
+    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, Error> {
         Ok(Mutex::new(self.locks.mutex(name)?, &self.thread))
     }
 
@@ -127,18 +127,18 @@ impl Locks {
     /// need the same owner, also in one thread.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, NameError> {
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, Error> {
         Ok(ReentrantLock::new(self.locks.reentrant(name, owner)?, &self.thread))
     }
 
     /// Returns the read-write lock of this name, without a request.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
+    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
         Ok(RwLock::new(self.locks.rwlock(name)?, &self.thread))
     }
 
@@ -152,8 +152,9 @@ impl Locks {
     /// [`settled`](crate::Locks::settled).
     ///
     /// # Errors
-    /// - [`ConfigError::InsideRuntime`]: the thread is on a tokio runtime.
-    pub fn settled(&self) -> Result<(), ConfigError> {
+    /// - [`Error::Config`] with [`InsideRuntime`](crate::ConfigError::InsideRuntime): the thread is
+    ///   on a tokio runtime.
+    pub fn settled(&self) -> Result<(), Error> {
         self.thread.block_on(self.locks.settled())
     }
 
@@ -162,7 +163,8 @@ impl Locks {
     ///
     /// # Errors
     /// - [`Error::Unreleased`]: not everything was released within `limit`.
-    /// - [`Error::Config`] with [`ConfigError::InsideRuntime`]: nothing was closed.
+    /// - [`Error::Config`] with [`InsideRuntime`](crate::ConfigError::InsideRuntime): nothing was
+    ///   closed.
     pub fn close(&self, limit: Duration) -> Result<(), Error> {
         self.thread.call(self.locks.close(limit))
     }
@@ -184,8 +186,9 @@ impl Locks {
     /// Waits for a call of the [async client](Locks::as_async), which is polled on this thread.
     ///
     /// # Errors
-    /// - [`ConfigError::InsideRuntime`]: the thread is on a tokio runtime; the call is dropped.
-    pub fn block_on<F: Future>(&self, call: F) -> Result<F::Output, ConfigError> {
+    /// - [`Error::Config`] with [`InsideRuntime`](crate::ConfigError::InsideRuntime): the thread is
+    ///   on a tokio runtime; the call is dropped.
+    pub fn block_on<F: Future>(&self, call: F) -> Result<F::Output, Error> {
         self.thread.block_on(call)
     }
 }

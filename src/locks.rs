@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::all::{All, Member};
-use crate::error::{ConfigError, Error};
+use crate::error::Error;
 use crate::events::Events;
 use crate::lease::{Client, NamedLock, SharedHolds};
-use crate::members::MembersError;
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
@@ -94,10 +93,12 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`ConfigError::ConnectionOption`]: `node_timeout`, `wakeups` or `restart_guard` is set to
-    ///   another value than the client was made with.
-    /// - Other [`ConfigError`]s: an option is out of its bounds.
-    pub fn with_options(&self, options: Options) -> Result<Locks, ConfigError> {
+    /// - [`Error::Config`] with [`ConnectionOption`](crate::ConfigError::ConnectionOption):
+    ///   `node_timeout`, `wakeups` or `restart_guard` is set to another value than the client was
+    ///   made with.
+    /// - [`Error::Config`] with another [`ConfigError`](crate::ConfigError): an option is out of
+    ///   its bounds.
+    pub fn with_options(&self, options: Options) -> Result<Locks, Error> {
         let options = options.with_defaults(&self.options);
         options.check()?;
         if self.client.nodes.has_cluster() {
@@ -226,9 +227,9 @@ impl Locks {
     /// its guard holds it.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, NameError> {
+    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, Error> {
         Ok(Mutex::new(self.lock(name.as_ref())?))
     }
 
@@ -236,9 +237,9 @@ impl Locks {
     /// describes the lock, and its guard holds it. Calls that nest need the same owner.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, NameError> {
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, Error> {
         Ok(ReentrantLock::new(self.lock(name.as_ref())?, self.holds.clone(), owner.clone()))
     }
 
@@ -274,9 +275,9 @@ impl Locks {
     /// lock, and its guards hold it.
     ///
     /// # Errors
-    /// - [`NameError`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
+    /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
-    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, NameError> {
+    pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
         Ok(RwLock::new(self.lock(name.as_ref())?))
     }
 
@@ -297,10 +298,11 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// - [`MembersError`]: there are none or more than 128, one is of another client or has
+    /// - [`Error::Members`]: there are none or more than 128, one is of another client or has
     ///   [`hold_at_least`](Options::hold_at_least), or a name stands twice.
-    pub fn all<M: Into<Member>>(&self, members: impl IntoIterator<Item = M>) -> Result<All, MembersError> {
-        All::new(&self.client, members.into_iter().map(Into::into).collect())
+    ///   [`MembersError`](crate::MembersError) says which.
+    pub fn all<M: Into<Member>>(&self, members: impl IntoIterator<Item = M>) -> Result<All, Error> {
+        Ok(All::new(&self.client, members.into_iter().map(Into::into).collect())?)
     }
 
     fn lock(&self, name: &str) -> Result<NamedLock, NameError> {

@@ -108,18 +108,6 @@ pub(crate) fn is_no_lock(found: &str) -> bool {
     found.contains("without a TTL")
 }
 
-impl From<redlatch::NameError> for Failure {
-    fn from(error: redlatch::NameError) -> Failure {
-        Failure::Lock(error.into())
-    }
-}
-
-impl From<redlatch::ConfigError> for Failure {
-    fn from(error: redlatch::ConfigError) -> Failure {
-        Failure::Lock(error.into())
-    }
-}
-
 /// Writes a message to stderr. A closed stderr is no reason to end.
 pub(crate) fn say(text: &str) {
     messages::write(format!("redlatch: {}\n", mask_passwords(text)));

@@ -11,7 +11,7 @@ use axum::{BoxError, Router, response, routing};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::deadpool_redis::{Manager, Pool, Runtime};
 use redlatch::redis::{AsyncCommands as _, Client, TlsCertificates};
-use redlatch::{Locks, NameError, Options, Owner, OwnerError, fenced};
+use redlatch::{Locks, Options, Owner, OwnerError, fenced};
 
 const WAIT: Duration = Duration::from_secs(10); // for a lock: less than the client waits
 
@@ -166,7 +166,8 @@ impl<E: Into<BoxError>> From<E> for Failure {
         Failure(match error.downcast_ref() {
             // The lock was busy and nothing was changed: the client may try again.
             Some(redlatch::Error::TimedOut { .. }) => StatusCode::SERVICE_UNAVAILABLE,
-            _ if error.is::<NameError>() || error.is::<OwnerError>() => StatusCode::BAD_REQUEST,
+            Some(redlatch::Error::Name(_)) => StatusCode::BAD_REQUEST,
+            _ if error.is::<OwnerError>() => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         })
     }

@@ -53,7 +53,7 @@ impl ClientThread {
 
     /// Waits for a call, which is polled on this thread; its timers and sockets are driven by the
     /// client's.
-    pub(super) fn block_on<F: Future>(&self, call: F) -> Result<F::Output, ConfigError> {
+    pub(super) fn block_on<F: Future>(&self, call: F) -> Result<F::Output, Error> {
         check_may_block()?;
         Ok(self.runtime.block_on(call))
     }

@@ -145,13 +145,14 @@ impl LocksBuilder {
     /// or eager](crate::guide::connecting#lazy-or-eager).
     ///
     /// # Errors
-    /// - [`ConfigError`]: the builder's settings do not fit together.
-    /// - [`ConfigError::NoRuntime`]: the call was not made on a tokio runtime.
-    pub fn connect_lazily(self) -> Result<Locks, ConfigError> {
+    /// - [`Error::Config`]: the builder's settings do not fit together.
+    /// - [`Error::Config`] with [`ConfigError::NoRuntime`]: the call was not made on a tokio
+    ///   runtime.
+    pub fn connect_lazily(self) -> Result<Locks, Error> {
         self.options.check()?;
         let servers = self.servers()?;
         if tokio::runtime::Handle::try_current().is_err() {
-            return Err(ConfigError::NoRuntime);
+            return Err(ConfigError::NoRuntime.into());
         }
         let client = Client::new(servers, &self.options);
         #[cfg(feature = "metrics")]

@@ -68,7 +68,7 @@ impl Locks {
         // Not `AsyncFnMut`: rustc cannot prove that a call with one may be spawned.
         mut work: impl FnMut(Lease) -> F,
     ) -> Result<T, E> {
-        let mutex = self.mutex(name).map_err(Error::from)?;
+        let mutex = self.mutex(name)?;
         let mut pause = PAUSES.0;
         loop {
             let error = match mutex.lock().await {

@@ -136,7 +136,7 @@ async fn answer(command: Value) -> Outcome<bool> {
         Some(Error::TooManyReaders { .. }) => json!({ "error": "too_many_readers" }),
         Some(Error::Lost { .. } | Error::NotHeld { .. }) => json!({ "error": "lost" }),
         Some(error) if error.is_transient() => json!({ "error": "no_answer", "text": error.to_string() }),
-        _ if error.is::<redlatch::NameError>() => json!({ "error": "invalid_name" }),
+        Some(Error::Name(_)) => json!({ "error": "invalid_name" }),
         _ if ["timed_out", "unknown"].contains(&error.to_string().as_str()) => {
             json!({ "error": error.to_string() })
         }

@@ -389,7 +389,10 @@ fn a_lazy_client_connects_with_its_first_call() {
     let server = &fixture.deployment.masters()[0];
     let left: i64 = fixture.runtime.block_on(server.run(&["PTTL", "lock:x"]));
     assert!((1..=7_000).contains(&left), "{left}");
-    assert!(matches!(short.with_options(Options::new().ttl(Duration::ZERO)), Err(ConfigError::Span { .. })));
+    assert!(matches!(
+        short.with_options(Options::new().ttl(Duration::ZERO)),
+        Err(Error::Config(ConfigError::Span { .. }))
+    ));
     guard.release().unwrap();
     assert!(Handle::try_current().is_err(), "no call leaves its thread on a runtime");
 }

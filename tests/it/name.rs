@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{NameProblem, Options, Owner};
+use redlatch::{Error, NameProblem, Options, Owner};
 
 use crate::support::{Kind, Oracle, Server, eventually, soon};
 
@@ -58,8 +58,16 @@ async fn name_with_special_characters_works_or_is_refused() {
         ("{a}:fence", NameProblem::Reserved),
         ("{a}:waiters", NameProblem::Reserved),
     ] {
-        assert_eq!(locks.mutex(name).unwrap_err().problem(), &problem);
-        assert_eq!(locks.reentrant(name, &Owner::new()).unwrap_err().problem(), &problem);
+        let refused = [
+            locks.mutex(name).map(drop),
+            locks.reentrant(name, &Owner::new()).map(drop),
+            locks.rwlock(name).map(drop),
+            locks.reentrant_in_scope(name).map(drop),
+        ];
+        for outcome in refused {
+            let Err(Error::Name(error)) = outcome else { panic!("{name:?}: {outcome:?}") };
+            assert_eq!(error.problem(), &problem);
+        }
     }
     drop(locks);
     server.assert_nothing_left().await;

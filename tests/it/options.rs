@@ -61,7 +61,10 @@ async fn connection_options_are_refused_by_with_options() {
         ("restart_guard", Options::new().restart_guard(RestartGuard::On)),
     ] {
         let refused = locks.with_options(options).unwrap_err();
-        assert!(matches!(refused, ConfigError::ConnectionOption { option } if option == name), "{refused:?}");
+        assert!(
+            matches!(refused, Error::Config(ConfigError::ConnectionOption { option }) if option == name),
+            "{refused:?}"
+        );
     }
     // A connection option with its current value is accepted.
     locks.with_options(locks.options().clone().ttl(Duration::from_secs(5))).unwrap();
@@ -105,7 +108,10 @@ fn outage_limit_is_at_most_a_day() {
     let builder = Locks::builder().server("redis://127.0.0.1:1/");
     let refused = builder.options(Options::new().outage_limit(Duration::from_secs(86_401))).connect_lazily();
     let refused = refused.unwrap_err();
-    assert!(matches!(refused, ConfigError::Span { option: "outage_limit", .. }), "{refused:?}");
+    assert!(
+        matches!(refused, Error::Config(ConfigError::Span { option: "outage_limit", .. })),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -245,5 +251,5 @@ async fn restart_guard_is_refused_outside_a_quorum() {
     #[cfg(feature = "cluster")]
     refused(Locks::builder().cluster([url]).options(guarded()).connect().await);
     let server = Server::start().await;
-    refused(server.locks().await.with_options(guarded()).map_err(Error::from));
+    refused(server.locks().await.with_options(guarded()));
 }

@@ -19,7 +19,8 @@ fn pool(url: &str) -> Pool {
 fn refused(builder: LocksBuilder) -> ConfigError {
     match builder.connect_lazily() {
         Ok(locks) => panic!("accepted: {locks:?}"),
-        Err(error) => error,
+        Err(Error::Config(error)) => error,
+        Err(error) => panic!("another error: {error:?}"),
     }
 }
 

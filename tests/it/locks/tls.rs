@@ -105,7 +105,7 @@ async fn tls_sentinel_takes_a_private_ca_and_a_client_certificate() {
     is_usable(plain.tls(authority.certificates()), &[&master]).await;
     let outcome = Locks::builder().sentinel([sentinel.url()], "mymaster").tls(authority.certificates());
     let outcome = outcome.connect_lazily();
-    assert!(matches!(outcome, Err(ConfigError::CertificatesWithoutTls { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Config(ConfigError::CertificatesWithoutTls { .. }))), "{outcome:?}");
     let own = Client::build_with_tls(url(sentinel_port), authority.certificates()).unwrap();
     let mastered = Client::build_with_tls("rediss://mymaster/", authority.certificates()).unwrap();
     is_usable(Locks::builder().sentinel([own], mastered), &[&master]).await;
@@ -115,7 +115,10 @@ async fn tls_sentinel_takes_a_private_ca_and_a_client_certificate() {
 async fn tls_certificates_are_refused_where_they_would_have_no_effect() {
     let authority = Authority::new();
     let nowhere = "rediss://127.0.0.1:1/";
-    let refused = |builder: LocksBuilder| builder.connect_lazily().unwrap_err();
+    let refused = |builder: LocksBuilder| match builder.connect_lazily() {
+        Err(Error::Config(error)) => error,
+        other => panic!("{other:?}"),
+    };
     let own = Client::open(nowhere).unwrap();
     let error = refused(Locks::builder().server(own.clone()).tls(authority.root()));
     assert!(matches!(error, ConfigError::CertificatesOfClient { .. }), "{error:?}");

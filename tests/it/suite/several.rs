@@ -111,19 +111,24 @@ pub async fn a_name_twice_is_an_error_before_any_request(setup: Setup) {
     let before = setup.deployment.scripts_run().await;
     let name = |name: &str| locks.mutex(name).unwrap();
     let twice = locks.all([name("a"), name("b"), name("a")]).unwrap_err();
-    assert!(matches!(&twice, MembersError::Twice(name) if name.as_str() == "a"), "{twice:?}");
+    assert!(matches!(&twice, Error::Members(MembersError::Twice(name)) if name.as_str() == "a"), "{twice:?}");
     let both = [Member::Read(locks.rwlock("c").unwrap()), Member::Write(locks.rwlock("c").unwrap())];
-    assert!(matches!(locks.all(both), Err(MembersError::Twice(_))), "also both sides of a lock");
-    assert_eq!(locks.all(Vec::<Member>::new()).unwrap_err(), MembersError::None);
+    assert!(
+        matches!(locks.all(both), Err(Error::Members(MembersError::Twice(_)))),
+        "also both sides of a lock"
+    );
+    let none = locks.all(Vec::<Member>::new()).unwrap_err();
+    assert!(matches!(none, Error::Members(MembersError::None)), "{none:?}");
     let many = (0..129).map(|number| name(&number.to_string()));
-    assert_eq!(locks.all(many).unwrap_err(), MembersError::TooMany(129));
+    let many = locks.all(many).unwrap_err();
+    assert!(matches!(many, Error::Members(MembersError::TooMany(129))), "{many:?}");
     let foreign = locks.all([other.mutex("d").unwrap()]).unwrap_err();
-    assert!(matches!(&foreign, MembersError::OtherClient(name) if name.as_str() == "d"));
-    assert!(Error::from(foreign).to_string().starts_with("\"d\" is a lock of another client"));
+    assert!(matches!(&foreign, Error::Members(MembersError::OtherClient(name)) if name.as_str() == "d"));
+    assert!(foreign.to_string().starts_with("\"d\" is a lock of another client"));
     let minimum = Options::new().hold_at_least(Duration::from_secs(1));
     let kept = locks.with_options(minimum).unwrap().mutex("kept").unwrap();
     let kept = locks.all([kept]).unwrap_err();
-    assert!(matches!(&kept, MembersError::HoldAtLeast(name) if name.as_str() == "kept"));
+    assert!(matches!(&kept, Error::Members(MembersError::HoldAtLeast(name)) if name.as_str() == "kept"));
     assert_eq!(setup.deployment.scripts_run().await, before);
     drop((locks, other));
     setup.finish().await;
