@@ -26,22 +26,23 @@
 //! client. A call has no cancellation but its time limit.
 
 mod blocking_guard;
-mod blocking_rwlock;
+mod blocking_locks;
 mod client_thread;
-mod exclusive;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::client_thread::ClientThread;
+use crate::all::Member;
 use crate::error::Error;
 use crate::locks::{self, LocksBuilder};
 use crate::options::Options;
 use crate::owner::Owner;
 
-pub use self::blocking_guard::{Guard, MutexGuard, ReentrantGuard, RwLockReadGuard, RwLockWriteGuard};
-pub use self::blocking_rwlock::RwLock;
-pub use self::exclusive::{Mutex, ReentrantLock};
+pub use self::blocking_guard::{
+    AllGuard, Guard, MutexGuard, ReentrantGuard, RwLockReadGuard, RwLockWriteGuard,
+};
+pub use self::blocking_locks::{All, Mutex, ReentrantLock, RwLock};
 
 /// A client with a thread of its own: the twin of [`redlatch::Locks`](crate::Locks). Cheap to
 /// clone; clones share everything.
@@ -142,6 +143,27 @@ impl Locks {
         Ok(RwLock::new(self.locks.rwlock(name)?, &self.thread))
     }
 
+    /// Returns several locks of this client that are acquired together, without a request. See
+    /// [`all`](crate::Locks::all).
+    ///
+    /// ```no_run
+    /// # use redlatch::{Error, Member, blocking::Locks};
+    /// # fn run(locks: Locks) -> Result<(), Error> {
+    /// let (stock, prices) = (locks.mutex("stock")?, locks.rwlock("prices")?);
+    /// locks.all([stock.into(), Member::Read(prices.into())])?.run(|leases| {
+    ///     leases.check()?; // before each step
+    ///     let token = leases.get("stock").and_then(|lease| lease.fencing_token());
+    ///     Ok::<_, Error>(()) // change the stock, at prices that stay
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Members`]: those of [`all`](crate::Locks::all).
+    pub fn all<M: Into<Member>>(&self, members: impl IntoIterator<Item = M>) -> Result<All, Error> {
+        Ok(All::new(self.locks.all(members)?, &self.thread))
+    }
+
     /// Returns whether this client holds no lock, acquires none and has none to release. See
     /// [`is_idle`](crate::Locks::is_idle).
     pub fn is_idle(&self) -> bool {
@@ -160,6 +182,17 @@ impl Locks {
 
     /// Releases everything that this client holds within `limit`, and acquires nothing from now on.
     /// See [`close`](crate::Locks::close).
+    ///
+    /// | a later call | returns |
+    /// |---|---|
+    /// | `lock` and its like, `adopt`, `downgrade` | [`Error::Closed`] |
+    /// | `check` and `renew` of a guard, or of its lease | [`Error::Closed`] |
+    /// | `release` of a guard | `Ok`: this call reports the locks that were not released |
+    /// | `inspect`, `force_release`, `settled` | what they always return |
+    /// | `close` | waits again, and reports what is still unreleased |
+    ///
+    /// The thread lives until the last clone, lock and guard was dropped. After that, only clones
+    /// of the [async client](Locks::as_async) are left, whose calls return [`Error::RuntimeEnded`].
     ///
     /// # Errors
     /// - [`Error::Unreleased`]: not everything was released within `limit`.

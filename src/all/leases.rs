@@ -1,6 +1,6 @@
 //! [`Leases`]: those of several locks that are held together.
 
-use std::future::{Future, pending, poll_fn, ready};
+use std::future::{Future, pending, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -56,9 +56,15 @@ impl Leases {
             error = first_end => return Err(error),
             output = work => output,
         };
-        for lease in self.iter() {
-            lease.while_held(ready(())).await?;
-        }
-        Ok(output)
+        self.check().map(|()| output)
+    }
+
+    /// Returns an error once one of the leases has ended, which names the lock: the check before
+    /// each step of work that cannot be dropped. It sends no request. See [`Lease::check`].
+    ///
+    /// # Errors
+    /// - Those of [`Lease::check`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.iter().try_for_each(|lease| lease.check().map(drop))
     }
 }

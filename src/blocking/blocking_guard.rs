@@ -2,19 +2,30 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::client_thread::ClientThread;
+use crate::all::{self, Leases};
 use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::lease::{Lease, conclude};
 use crate::owner::Owner;
+use crate::ticket::Ticket;
+use crate::transfer::IntoTicketError;
 use crate::{mutex, reentrant, rwlock};
 
 /// A guard of the async client.
 pub trait AsyncGuard {
-    fn lease(&self) -> &Lease;
+    /// What work under the guard gets.
+    type Lease: Clone;
+    fn lease(&self) -> &Self::Lease;
     fn release(self) -> impl Future<Output = Result<(), Error>>;
+}
+
+/// A guard of one lock.
+pub trait SoleGuard: AsyncGuard<Lease = Lease> + Sized {
     fn leak(self);
+    fn into_ticket(self) -> Result<Ticket, IntoTicketError<Self>>;
 }
 
 /// Holds a lock. The client's thread renews its lease while it lives, whatever the program does.
@@ -41,6 +52,8 @@ pub type RwLockReadGuard = Guard<rwlock::RwLockReadGuard>;
 /// Holds a [`RwLock`](super::RwLock) to write: the twin of
 /// [`RwLockWriteGuard`](crate::RwLockWriteGuard).
 pub type RwLockWriteGuard = Guard<rwlock::RwLockWriteGuard>;
+/// Holds the locks of an [`All`](super::All): the twin of [`AllGuard`](crate::AllGuard).
+pub type AllGuard = Guard<all::AllGuard>;
 
 impl<G: AsyncGuard> Guard<G> {
     /// Waits until the lock is acquired.
@@ -60,11 +73,24 @@ impl<G: AsyncGuard> Guard<G> {
     }
 
     /// Runs the work and releases the lock, whatever the outcome; a panic drops this guard.
-    pub(super) fn run<T, E: From<Error>>(self, work: impl FnOnce(Lease) -> Result<T, E>) -> Result<T, E> {
-        let outcome = work(self.lease().clone());
+    pub(super) fn run<T, E: From<Error>>(self, work: impl FnOnce(G::Lease) -> Result<T, E>) -> Result<T, E> {
+        let outcome = work(self.guard.lease().clone());
         conclude(outcome, self.release())
     }
 
+    /// Releases the lock and waits until that is done.
+    ///
+    /// # Errors
+    /// - [`Error::Config`] with [`ConfigError::InsideRuntime`](crate::ConfigError::InsideRuntime):
+    ///   the thread is on a tokio runtime. The lock is released in the background.
+    /// - Those of [`release`](crate::MutexGuard::release) of the async guard.
+    pub fn release(self) -> Result<(), Error> {
+        let Guard { guard, thread } = self;
+        thread.call(guard.release())
+    }
+}
+
+impl<G: SoleGuard> Guard<G> {
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.guard.lease()
@@ -80,20 +106,45 @@ impl<G: AsyncGuard> Guard<G> {
         self.lease().check()
     }
 
-    /// Releases the lock and waits until that is done.
+    /// Extends the lease to one TTL from now, and returns until when it is valid then: for
+    /// [`Renewal::Never`](crate::Renewal::Never), or before [`into_ticket`](Guard::into_ticket).
     ///
     /// # Errors
-    /// - [`Error::Config`] with [`ConfigError::InsideRuntime`](crate::ConfigError::InsideRuntime):
-    ///   the thread is on a tokio runtime. The lock is released in the background.
-    /// - Those of [`release`](crate::MutexGuard::release) of the async guard.
-    pub fn release(self) -> Result<(), Error> {
+    /// - Those of [`Lease::renew`].
+    pub fn renew(&self) -> Result<Instant, Error> {
+        self.thread.call(self.lease().renew())
+    }
+
+    /// Ends this guard without releasing its hold, which a lock of the same name continues from the
+    /// ticket, in this program or another. See [`into_ticket`](crate::MutexGuard::into_ticket). It
+    /// sends no request.
+    ///
+    /// # Errors
+    /// - [`IntoTicketError`], with this guard: the lease has ended, or other guards or tasks share
+    ///   the hold.
+    pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<Guard<G>>> {
         let Guard { guard, thread } = self;
-        thread.call(guard.release())
+        guard.into_ticket().map_err(|error| error.map(|guard| Guard { guard, thread }))
     }
 
     /// Ends the renewal without releasing: the lock stays held until its TTL expires.
     pub fn leak(self) {
         self.guard.leak();
+    }
+}
+
+impl AllGuard {
+    /// Returns the leases, which say until when each lock is held, and with which fencing token.
+    pub fn leases(&self) -> &Leases {
+        self.guard.leases()
+    }
+
+    /// Returns an error once one of the leases has ended. See [`Leases::check`].
+    ///
+    /// # Errors
+    /// - Those of [`Leases::check`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.leases().check()
     }
 }
 
@@ -136,23 +187,38 @@ impl<G: AsyncGuard + fmt::Debug> fmt::Debug for Guard<G> {
     }
 }
 
-/// Forwards to the methods of the same names, which are the types' own.
+/// Forwards to the guards' own methods of the same names.
 macro_rules! async_guard {
-    ($($guard:ty),*) => {$(
+    ($guard:ty, $lease:ident() -> $leases:ty) => {
         impl AsyncGuard for $guard {
-            fn lease(&self) -> &Lease {
-                self.lease()
+            type Lease = $leases;
+
+            fn lease(&self) -> &$leases {
+                self.$lease()
             }
 
             fn release(self) -> impl Future<Output = Result<(), Error>> {
                 self.release()
             }
+        }
+    };
+}
 
+macro_rules! sole_guards {
+    ($($guard:ty),*) => {$(
+        async_guard!($guard, lease() -> Lease);
+
+        impl SoleGuard for $guard {
             fn leak(self) {
                 self.leak();
+            }
+
+            fn into_ticket(self) -> Result<Ticket, IntoTicketError<$guard>> {
+                self.into_ticket()
             }
         }
     )*};
 }
 
-async_guard!(mutex::MutexGuard, reentrant::ReentrantGuard, rwlock::RwLockReadGuard, rwlock::RwLockWriteGuard);
+async_guard!(all::AllGuard, leases() -> Leases);
+sole_guards!(mutex::MutexGuard, reentrant::ReentrantGuard, rwlock::RwLockReadGuard, rwlock::RwLockWriteGuard);
