@@ -30,6 +30,21 @@ async fn step(redis: &Client, token: FencingToken, name: &str) -> Result<bool, R
     fenced::set(&mut redis, "{leader}:token", token, "{leader}:name", name).await
 }
 
+/// Waits for Ctrl-C, or for TERM, with which systemd, Docker and Kubernetes end a program.
+async fn asked_to_end() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminated = signal(SignalKind::terminate())?;
+        tokio::select! {
+            pressed = tokio::signal::ctrl_c() => pressed,
+            _ = terminated.recv() => Ok(()),
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}
+
 #[tokio::main]
 async fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().collect();
@@ -54,7 +69,7 @@ async fn main() -> Outcome<()> {
     });
     tokio::select! {
         outcome = election => outcome?,
-        interrupt = tokio::signal::ctrl_c() => interrupt?, // drops the election
+        asked = asked_to_end() => asked?, // drops the election
     }
-    Ok(locks.close(Duration::from_secs(5)).await?)
+    Ok(locks.close(Duration::from_secs(5)).await?) // the next one leads at once
 }

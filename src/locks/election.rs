@@ -21,7 +21,11 @@ impl Locks {
     ///
     /// The call ends when the work does: with its value, or with its error. It outlasts lost
     /// leases, and outages of any length unless [`outage_limit`](crate::Options::outage_limit) is
-    /// set. To end it from outside, drop the future, or let the work return.
+    /// set.
+    ///
+    /// To end it from outside, drop the future, wherever it is: the work must bear that anyway,
+    /// since a lost lease drops it too. Then [`close`](Locks::close) the client, or await
+    /// [`settled`](Locks::settled), so that the release is done before the program ends.
     ///
     /// **What it promises**: the leases of two leaders are never both [valid](Lease::is_lost).
     /// Candidates lead in the order in which they came. The next one takes over at once if the

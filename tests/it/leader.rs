@@ -93,16 +93,16 @@ async fn another_process_leads_after_a_kill_an_outage_and_a_resignation() {
     server.restart().await;
     let (third, token) = candidates.term_after(&server, token).await;
 
-    let interrupt = async |mut process: Child| {
+    let end = async |mut process: Child, signal| {
         let id = i32::try_from(process.id().unwrap()).unwrap();
-        kill_process(Pid::from_raw(id).unwrap(), Signal::INT).unwrap();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
         let status = soon("the process ends", process.wait()).await.unwrap();
         assert!(status.success(), "{status}");
     };
-    interrupt(candidates.remove(&third)).await;
+    end(candidates.remove(&third), Signal::TERM).await;
     let (last, _) = candidates.term_after(&server, token).await;
     assert_ne!(last, third);
-    interrupt(candidates.remove(&last)).await;
+    end(candidates.remove(&last), Signal::INT).await;
     assert!(candidates.processes.is_empty());
     assert_eq!(server.run::<u64>(&["EXISTS", "lock:leader"]).await, 0, "it resigned before it ended");
     let lines = candidates.lines();
