@@ -170,9 +170,13 @@ impl Options {
     /// first. The hold belongs to no task or owner; `inspect` shows its holder with `kept-` before
     /// the id of the attempt, and `force_release` ends it.
     ///
+    /// It may be longer than the TTL, which is 30 s by default: until the release, the client
+    /// renews the lease, and from then on the server holds the lock for the rest of the time.
+    ///
     /// **What it does not**:
-    /// - Outlast a crash. A lock whose process dies with the guard is free after its TTL: choose a
-    ///   TTL that is longer than this time.
+    /// - Outlast a crash, or a lease that is lost. A lock whose process dies with the guard is free
+    ///   after its TTL: choose a longer one than this time, unless another machine is to run a job
+    ///   that crashed. With [`Renewal::Never`], a guard that outlives its TTL loses the lock.
     /// - Notify a waiter. It polls when the hold ends; but if the release came shortly before that,
     ///   up to 2.1 s later, or up to [`poll_cap`](Options::poll_cap) if that is shorter.
     /// - Pass or share holds: [`local_turn`](Options::local_turn) has no effect. If an owner holds
