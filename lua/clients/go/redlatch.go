@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"example.org/redlatch/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -40,13 +41,28 @@ var (
 )
 
 const poll, idle = 100 * time.Millisecond, 5 * time.Second // of a waiter; until a PING
-const Mutex, Reentrant, Read, Write = "mutex/acquire", "reentrant/acquire", "rwlock/read", "rwlock/write"
+const defaultTTL = 30 * time.Second
+
+// Kind is a kind of lock: a script and a verb.
+type Kind string
+
+// The kinds of locks. The others are refused with [ErrInvalidLock].
+const (
+	Mutex     Kind = "mutex/acquire"
+	Reentrant Kind = "reentrant/acquire"
+	Read      Kind = "rwlock/read"
+	Write     Kind = "rwlock/write"
+)
+
+func (k Kind) script() string { return path.Dir(string(k)) }
+func (k Kind) verb() string   { return path.Base(string(k)) }
 
 // Lock describes a lock. Holds of one Owner nest: Reentrant requires it, Mutex ignores it.
 type Lock struct {
-	Kind, Name, Owner string        // Mutex, Reentrant, Read or Write: a script and a verb
-	TTL               time.Duration // how long the lock stays held without a renewal
-	NoWait            bool          // fail with ErrBusy if another client holds the lock
+	Kind        Kind          // Mutex, Reentrant, Read or Write
+	Name, Owner string        // the owner of nested holds is a random text
+	TTL         time.Duration // how long the lock stays held without a renewal; 0: 30 s
+	NoWait      bool          // fail with ErrBusy if another client holds the lock
 }
 
 // Client acquires locks. All of them share one subscription.
@@ -62,12 +78,15 @@ type Client struct {
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
-// New reads the scripts from the folder of the protocol and subscribes. Rust's prefix is "lock:".
-func New(ctx context.Context, db redis.UniversalClient, lua fs.FS, prefix string) (*Client, error) {
+// New subscribes. Rust's prefix is "lock:". The scripts are those of the module if they are nil.
+func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix string) (*Client, error) {
+	if scripts == nil {
+		scripts = lua.Scripts
+	}
 	c := &Client{db: db, prefix: prefix, scripts: map[string]*redis.Script{}}
-	files, err := fs.Glob(lua, "*.lua")
+	files, err := fs.Glob(scripts, "*.lua")
 	for _, file := range append(files, "mutex.lua") { // fails in any other folder
-		text, fileErr := fs.ReadFile(lua, file)
+		text, fileErr := fs.ReadFile(scripts, file)
 		c.scripts[strings.TrimSuffix(file, ".lua")] = redis.NewScript(string(text))
 		err = errors.Join(err, fileErr)
 	}
@@ -147,9 +166,10 @@ func micros() int64                 { return time.Since(started).Microseconds() 
 
 // Acquire waits until the lock is granted or ctx ends, also while no server answers.
 func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
+	lock.TTL = cmp.Or(lock.TTL, defaultTTL)
 	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
 	key, base := c.prefix+l.Name, c.prefix+l.Name
-	if c.scripts[path.Dir(l.Kind)] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
+	if c.scripts[l.Kind.script()] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
 		reserved.MatchString(key) || strings.Contains(key, "}") && !tagged.MatchString(key) {
 		return nil, ErrInvalidLock
 	} else if !tagged.MatchString(key) {
@@ -180,7 +200,7 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
 		sent, delay := time.Now(), poll
 		l.sent.Store(&sent)
-		answer, err := l.call(ctx, max(l.TTL/4, poll), path.Base(l.Kind), l.place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
+		answer, err := l.call(ctx, max(l.TTL/4, poll), l.Kind.verb(), l.place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
 		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
 			l.Token = token
 			time.AfterFunc(l.remaining()/3, l.keep)
@@ -225,7 +245,7 @@ func (l *Lease) call(ctx context.Context, limit time.Duration, verb string, word
 	limited, cancel := context.WithTimeout(ctx, min(limit, idle))
 	defer cancel()
 	done := make(chan *redis.Cmd, 1)
-	go func() { done <- l.c.scripts[path.Dir(l.Kind)].Run(limited, l.c.db, l.keys, words...) }()
+	go func() { done <- l.c.scripts[l.Kind.script()].Run(limited, l.c.db, l.keys, words...) }()
 	reply := redis.NewCmd(ctx)
 	select {
 	case reply = <-done:

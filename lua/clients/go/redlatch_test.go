@@ -25,7 +25,7 @@ import (
 
 var (
 	ctx    = context.Background()
-	lua    = os.DirFS("../..")
+	folder = os.DirFS("../..")
 	binary = "redis-server"
 	addr   string // a server that most tests share, one after the other
 )
@@ -134,7 +134,7 @@ func waiting(db redis.UniversalClient, key string) int64 {
 
 func open(t *testing.T, db redis.UniversalClient) *Client {
 	t.Helper()
-	client, err := New(ctx, db, lua, "lock:")
+	client, err := New(ctx, db, folder, "lock:")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +273,7 @@ func TestReentrantHoldsOfOneOwnerNest(t *testing.T) {
 	}
 }
 
-func rwlock(kind, owner string) Lock {
+func rwlock(kind Kind, owner string) Lock {
 	return Lock{Kind: kind, Name: "x", Owner: owner, TTL: 5 * time.Second}
 }
 
@@ -439,7 +439,7 @@ func TestUnansweredAcquireIsRepeated(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	fresh(t)
-	c, bare := client(t), must(New(ctx, plain(t), lua, ""))
+	c, bare := client(t), must(New(ctx, plain(t), folder, ""))
 	defer bare.Close()
 	for name, isValid := range map[string]bool{"": false, "a}b": false, "{}a": false, "a{b": true,
 		"{a}": true, "{a}b": true, "{a}:fence": false, "x{a}y:waiters": false, "x:fence": true,
@@ -462,7 +462,7 @@ func TestNames(t *testing.T) {
 func TestForeignKeysAreRefusedAndKept(t *testing.T) {
 	db, c := fresh(t), client(t)
 	db.Set(ctx, "lock:x", "no TTL", 0)
-	for _, kind := range []string{Mutex, Reentrant, Read, Write} {
+	for _, kind := range []Kind{Mutex, Reentrant, Read, Write} {
 		_, err := c.Acquire(ctx, rwlock(kind, "o"))
 		wants(t, err, ErrWrongType)
 	}
@@ -471,8 +471,17 @@ func TestForeignKeysAreRefusedAndKept(t *testing.T) {
 	}
 	c.background.Wait()
 	db.Del(ctx, "lock:x")
-	_, err := c.Acquire(ctx, mutex(0))
+	_, err := c.Acquire(ctx, mutex(time.Microsecond)) // 0 ms
 	wants(t, err, ErrMalformed)
+}
+
+func TestTTLOfZeroIsTheDefault(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(0)))
+	if ttl := db.PTTL(ctx, "lock:x").Val(); ttl <= defaultTTL/2 || ttl > defaultTTL {
+		t.Errorf("the TTL is %v", ttl)
+	}
+	wants(t, lease.Release(), nil)
 }
 
 func TestUserWithDocumentedRights(t *testing.T) {
@@ -493,7 +502,7 @@ func TestUserWithDocumentedRights(t *testing.T) {
 	}
 	db.ScriptFlush(ctx)
 	handOver(t, db, 5, clients...)
-	for _, kind := range []string{Reentrant, Read, Write} {
+	for _, kind := range []Kind{Reentrant, Read, Write} {
 		lease := must(clients[0].Acquire(ctx, rwlock(kind, "o")))
 		wants(t, lease.Renew(ctx), nil)
 		wants(t, lease.Release(), nil)

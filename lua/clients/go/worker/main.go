@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"log"
 	"net"
 	"os"
@@ -17,7 +18,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"redlatch"
+	redlatch "example.org/redlatch/lua/clients/go"
 )
 
 type command struct {
@@ -36,7 +37,7 @@ var (
 	dbs     sync.Map // "client" -> redis.UniversalClient
 	clients sync.Map // "client" -> *redlatch.Client
 	leases  sync.Map // "as" -> *redlatch.Lease
-	kinds   = map[string]string{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
+	kinds   = map[string]redlatch.Kind{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
 		"read": redlatch.Read, "write": redlatch.Write}
 	errUnknown = errors.New("unknown")
 	names      = map[error]string{errUnknown: "unknown", context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",
@@ -98,8 +99,11 @@ func (a answer) run(c command) (err error) {
 		db := redis.NewUniversalClient(&redis.UniversalOptions{
 			MasterName: master, IsClusterMode: c.Topology == "cluster", Protocol: c.Resp,
 			Addrs: []string{server.Addr}, Username: server.Username, Password: server.Password})
-		lua := os.DirFS(cmp.Or(os.Getenv("REDLATCH_LUA"), "../.."))
-		client, err := redlatch.New(context.Background(), db, lua, c.Prefix)
+		var scripts fs.FS // as embedded, unless a folder is named
+		if folder := os.Getenv("REDLATCH_LUA"); folder != "" {
+			scripts = os.DirFS(folder)
+		}
+		client, err := redlatch.New(context.Background(), db, scripts, c.Prefix)
 		if err == nil {
 			dbs.Store(c.Client, db)
 			clients.Store(c.Client, client)

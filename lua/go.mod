@@ -1,4 +1,4 @@
-module redlatch
+module example.org/redlatch/lua
 
 go 1.25
 
