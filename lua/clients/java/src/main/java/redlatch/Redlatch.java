@@ -55,14 +55,19 @@ public final class Redlatch implements AutoCloseable {
   private record Link(StatefulConnection<String, String> connection,
       RedisClusterAsyncCommands<String, String> redis) {}
 
-  /** A client of one server, Sentinel or a cluster; lua: the folder of the scripts. */
+  /** A client of one server, Sentinel or a cluster, with the scripts of the jar. */
+  public Redlatch(String prefix, AbstractRedisClient client) throws IOException {
+    this(null, prefix, client);
+  }
+
+  /** The same; lua: the folder of the scripts. A missing script is an {@link IOException}. */
   public Redlatch(Path lua, String prefix, AbstractRedisClient client) throws IOException {
     this.client = client;
     this.prefix = prefix;
     channel = prefix.replaceAll("\\s", "_") + "wake:" + randomId()
         + (client instanceof RedisClusterClient ? "~" : "");
     for (String kind : List.of("mutex", "reentrant", "rwlock", "node", "fenced"))
-      scripts.put(kind, Files.readAllBytes(lua.resolve(kind + ".lua")));
+      scripts.put(kind, readScript(lua, kind + ".lua"));
     Link first = connect();
     link = completedFuture(first);
     timer = client.getResources().eventExecutorGroup();
@@ -74,6 +79,14 @@ public final class Redlatch implements AutoCloseable {
       confirmed.await(1, SECONDS);
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
+    }
+  }
+
+  private static byte[] readScript(Path lua, String file) throws IOException {
+    if (lua != null) return Files.readAllBytes(lua.resolve(file));
+    try (var stream = Redlatch.class.getResourceAsStream(file)) {
+      if (stream == null) throw new NoSuchFileException(file, null, "the jar has no such script");
+      return stream.readAllBytes();
     }
   }
 

@@ -88,8 +88,6 @@ public final class Worker {
   }
 
   private ObjectNode open(JsonNode c) throws Exception {
-    var classes = Worker.class.getProtectionDomain().getCodeSource().getLocation(); // in target
-    Path lua = Path.of(classes.toURI()).resolve("../../../..").normalize();
     String prefix = c.path("prefix").asText("lock:");
     String topology = c.path("topology").asText("server");
     RedisURI uri = RedisURI.create(c.get("url").asText());
@@ -99,7 +97,7 @@ public final class Worker {
     uri.setTimeout(Duration.ofSeconds(20));
     if (topology.equals("cluster")) {
       RedisClusterClient client = RedisClusterClient.create(resources, uri);
-      clients.put(client(c), new Redlatch(lua, prefix, client));
+      clients.put(client(c), new Redlatch(prefix, client));
       redis.put(client(c), client.connect().sync());
     } else {
       RedisClient client = RedisClient.create(resources, uri);
@@ -108,7 +106,7 @@ public final class Worker {
         var version = resp == 2 ? ProtocolVersion.RESP2 : ProtocolVersion.RESP3;
         client.setOptions(ClientOptions.builder().protocolVersion(version).build());
       }
-      clients.put(client(c), new Redlatch(lua, prefix, client));
+      clients.put(client(c), new Redlatch(prefix, client));
       redis.put(client(c), client.connect().sync());
     }
     return ok();
