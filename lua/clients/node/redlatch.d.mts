@@ -1,0 +1,85 @@
+import type { Cluster, Redis } from "ioredis";
+
+export type Kind = "mutex" | "reentrant" | "read" | "write";
+
+/** The reasons for which a call fails. */
+export type Code =
+  | "timed_out"
+  | "lost"
+  | "closed"
+  | "unavailable"
+  | "bad_name"
+  | "ended"
+  | "wrong_type"
+  | "too_deep"
+  | "malformed"
+  | "would_deadlock"
+  | "too_many_readers";
+
+export class LockError extends Error {
+  readonly code: Code;
+  constructor(code: Code, lock: string, text: string, cause?: unknown);
+}
+
+/** Times are in milliseconds. */
+export interface AcquireOptions {
+  /** How long the lock stays held without a renewal: 30,000. */
+  ttl?: number;
+  /** How long a call waits; without one, for ever. */
+  timeout?: number;
+  /** Ends the wait. */
+  signal?: AbortSignal;
+  /** Holds of one owner nest: a random text. A re-entrant lock needs one. */
+  owner?: string;
+  /** For how long a released lock is reserved for this waiter: 3,000, or the TTL if it is less. */
+  claim?: number;
+}
+
+export interface Lease {
+  /** The fencing token: larger than that of each earlier holder. */
+  readonly token: number;
+  readonly owner: string;
+  /** Aborted when the lease is lost. */
+  readonly signal: AbortSignal;
+  /** Whether the lock is held now, by the client's clock. */
+  isValid(): boolean;
+  /** Resolves to whether the lock is held. */
+  renew(): Promise<boolean>;
+  /** Turns a write hold into a read hold. Resolves to whether the lock is held. */
+  downgrade(): Promise<boolean>;
+  /** Resolves to false if the lease was lost before. */
+  release(): Promise<boolean>;
+}
+
+export interface RedlatchOptions {
+  /** What the keys begin with: `lock:`. */
+  prefix?: string;
+  /** The folder of the scripts, which ends in `/`. */
+  scripts?: URL;
+  onError?: (error: Error) => void;
+}
+
+/** The keys lock, waiters and fence, in one slot. Throws a `LockError` for other names. */
+export function lockKeys(name: string, prefix?: string): [string, string, string];
+
+/** A client of one server, Sentinel or a cluster. */
+export class Redlatch {
+  constructor(redis: Redis | Cluster, options?: RedlatchOptions);
+  /** Waits for a lock. */
+  acquire(kind: Kind, name: string, options?: AcquireOptions): Promise<Lease>;
+  /** Resolves to `null` if the lock is busy. */
+  tryAcquire(
+    kind: Kind,
+    name: string,
+    options?: Omit<AcquireOptions, "claim">,
+  ): Promise<Lease | null>;
+  /** Sends a script. `words`: a verb, those of each lock, those of the call. */
+  send(
+    script: string,
+    keys: string[],
+    words: (string | number)[],
+    limit?: number,
+  ): Promise<unknown>;
+  /** Cancels waiters, waits for the releases under way, for `timeout` at most, and disconnects. */
+  close(timeout?: number): Promise<void>;
+}
