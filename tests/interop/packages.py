@@ -1,0 +1,111 @@
+"""Installs the packages of the clients in an empty folder and shares a counter with the crate.
+
+    packages.py LUA RUST_WORKER [LANGUAGE...]
+
+LUA is the folder of the protocol, or a copy of it, from which the packages are built. RUST_WORKER
+is the command of the crate's worker. The oracle is the value on the server: a second holder would
+lose increments. Without $REDLATCH_LUA, a worker has only the scripts of its package. Exit status 1:
+a language failed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from scenes import counter_mutex
+from stage import Server, Stage, check
+
+
+COPIED = {"ignore": shutil.ignore_patterns("node_modules", "target")}
+
+
+def run(folder, *words):
+    words = [str(word) for word in words]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    check(done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def python(client, folder):
+    """From the checkout: a wheel."""
+    run(folder, sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, client)
+    run(folder, sys.executable, "-m", "venv", "venv")
+    wheel = next(folder.glob("*.whl"))
+    run(folder, "venv/bin/pip", "install", "--quiet", wheel)
+    shutil.copy(client / "worker.py", folder)
+    return f"'{folder}/venv/bin/python' '{folder}/worker.py'"
+
+
+def node(client, folder):
+    archive = run(client, "npm", "pack", "--silent", "--pack-destination", folder).split()[-1]
+    (folder / "package.json").write_text("{}")
+    run(folder, "npm", "install", "--silent", "--no-audit", "--no-fund", f"./{archive}")
+    load = "require('redlatch-node').Redlatch.name"
+    run(folder, "node", "--input-type=commonjs", "--eval", load)
+    text = (client / "worker.mjs").read_text()
+    (folder / "worker.mjs").write_text(text.replace("./redlatch.mjs", "redlatch-node"))
+    return f"node '{folder}/worker.mjs'"
+
+
+def go(client, folder):
+    """The module as a module proxy would serve it: its files alone, in another module's build."""
+    module, app = folder / "module", folder / "app"
+    shutil.copytree(client.parent.parent, module, **COPIED)
+    app.mkdir()
+    shutil.copy(client / "worker/main.go", app)
+    shutil.copy(module / "go.sum", app)
+    requirements = (module / "go.mod").read_text().split("\n", 1)
+    address = requirements[0].split()[1]
+    text = f"module app\n{requirements[1]}\nrequire {address} v0.0.0\n"
+    text += f"replace {address} => ../module\n"
+    (app / "go.mod").write_text(text)
+    run(app, "go", "build", "-o", "worker", ".")
+    return f"'{app}/worker'"
+
+
+def java(client, folder):
+    """The jar and its dependencies; the worker is compiled against them."""
+    target = folder / "target"
+    copy = folder / "lua"
+    shutil.copytree(client.parent.parent, copy, **COPIED)
+    run(copy / "clients/java", "mvn", "--quiet", "--batch-mode", "-DskipTests", "package")
+    shutil.copytree(copy / "clients/java/target/lib", target / "lib")
+    shutil.copy(next((copy / "clients/java/target").glob("redlatch-client-*.jar")), target / "lib")
+    worker = client / "src/test/java/redlatch/Worker.java"
+    run(target, "javac", "-cp", "lib/*", "-d", "classes", worker)
+    shutil.rmtree(copy)
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return f"java {options} -cp '{target}/classes:{target}/lib/*' redlatch.Worker"
+
+
+LANGUAGES = {"python": python, "node": node, "go": go, "java": java}
+
+
+def main(lua, rust, *languages):
+    os.environ.pop("REDLATCH_LUA", None)
+    server, failed = Server(), []
+    try:
+        for language in languages or LANGUAGES:
+            build, stage = LANGUAGES[language], None
+            with tempfile.TemporaryDirectory() as name:
+                try:
+                    command = build(Path(lua).resolve() / "clients" / language, Path(name))
+                    stage = Stage({"rust": rust, language: command}, server)
+                    print(f"{language:8}  {counter_mutex(stage)}", flush=True)
+                    stage.close()
+                except Exception as error:
+                    failed.append(language)
+                    print(f"{language:8}  FAILED: {type(error).__name__}: {error}", flush=True)
+                finally:
+                    if stage:
+                        stage.kill()
+    finally:
+        server.stop()
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
