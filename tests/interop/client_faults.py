@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = {
-    "python": "python/redlatch.py",
+    "python": "python/redlatch/__init__.py",
     "node": "node/redlatch.mjs",
     "go": "go/redlatch.go",
     "java": "java/src/main/java/redlatch/Redlatch.java",
@@ -27,7 +27,7 @@ BESIDE = 4  # faults at the same time
 # The fault, the dialogue that finds it, and for each language the text and what it becomes.
 FAULTS = [
     ("the deadline counts from the answer", "deadline: counts from", {
-        "python": ("        self._move(sent)\n        _start(", "        self._move(clock())\n        _start("),
+        "python": ("        self._move(sent)\n        self.locks._start(", "        self._move(clock())\n        self.locks._start("),
         "node": ("[lease.token, elapsed] = [answer, sent];", "[lease.token, elapsed] = [answer, stopwatch()];"),
         "go": ("\t\t\tl.Token = token\n", "\t\t\tl.Token = token\n\t\t\tlater := time.Now()\n\t\t\tl.sent.Store(&later)\n"),
         "java": ("        sent = now;\n        renewIn(", "        sent = Moment.now();\n        renewIn("),
@@ -127,11 +127,11 @@ FAULTS = [
         "python": ('.read_bytes()\n', '.read_bytes().strip()\n'),
         "node": ('this.scripts), "utf8");', 'this.scripts), "utf8").trim();'),
         "go": ("redis.NewScript(string(text))", "redis.NewScript(strings.TrimSpace(string(text)))"),
-        "java": ('Files.readAllBytes(lua.resolve(kind + ".lua"))', 'Files.readString(lua.resolve(kind + ".lua")).strip().getBytes(UTF_8)'),
+        "java": ('readScript(lua, kind + ".lua")', 'new String(readScript(lua, kind + ".lua"), UTF_8).strip().getBytes(UTF_8)'),
     }),
     ("NOSCRIPT is an error", "script: its source", {
         "python": ("except errors.NoScriptError:\n", "except ZeroDivisionError:\n"),
-        "go": ("l.c.scripts[path.Dir(l.Kind)].Run(", "l.c.scripts[path.Dir(l.Kind)].EvalSha("),
+        "go": ("l.c.scripts[l.Kind.script()].Run(", "l.c.scripts[l.Kind.script()].EvalSha("),
         "java": ("e instanceof RedisNoScriptException", "e instanceof ArithmeticException"),
     }),
     ("the first renewal is late", "renewal: after a third", {
@@ -231,13 +231,13 @@ FAULTS = [
         "java": ("answer -> (Long) answer.get(0) > 0)", "answer -> (Long) answer.get(0) >= 0)"),
     }),
     ("no PING", "subscription: a silent one", {
-        "python": ("                            news.ping()\n", "                            message = True\n"),
+        "python": ("                await _result(news.ping())\n", "                message = True\n"),
         "node": ("setInterval(() => subscriber.ping().catch(() => {}), 5_000)", "setInterval(() => {}, 5_000)"),
         "go": ("\t\t\t\tpatience = time.Second\n\t\t\t\tnews.Ping(ctx)\n", ""),
         "java": ("news.async().ping().get(1, SECONDS);", "Thread.onSpinWait();"),
     }),
     ("no new subscription without an answer to PING", "subscription: a silent one", {
-        "python": ("elif patience < IDLE or self._is_sentinel:\n                            break\n", "elif False:\n                            break\n"),
+        "python": ("elif patience < IDLE or self._is_sentinel:\n                break\n", "elif False:\n                break\n"),
         "node": ("const WATCHED = { socketTimeout: TEST_TIMEOUT,", "const WATCHED = { socketTimeout: 600_000,"),
         "go": ("if errors.Is(err, os.ErrDeadlineExceeded) && patience == idle {", "if errors.Is(err, os.ErrDeadlineExceeded) {"),
         "java": ("news.async().ping().get(1, SECONDS);", "news.async().ping();"),
@@ -261,7 +261,7 @@ FAULTS = [
         "java": ('waits ? isSubscribed ? channel : "" : null', 'waits ? "" : null'),
     }),
     ("messages are ignored", "message: wakes", {
-        "python": ("            self._waiters.get(attempt, threading.Event()).set()\n", "            pass\n"),
+        "python": ("                wake.set()\n            if ended", "                pass\n            if ended"),
         "node": ("(isOver ? client.background(callRelease()) : nap?.abort())", "{}"),
         "go": ("if message == nil || strings.Contains(message.Payload, attempt.(string)) {", "if message == nil && attempt != nil {"),
         "java": ("waiters.getOrDefault(id, new Semaphore(0)).release();", ""),
@@ -374,7 +374,8 @@ def plant(lua, folder, language, change):
     """A copy of the client with the fault, built."""
     clients = folder / "lua" / "clients"
     clients.mkdir(parents=True)
-    for each in [*lua.glob("*.lua"), lua / "protocol.json"]:
+    scripts = sorted(lua.glob("*.lua"))
+    for each in [*scripts, *lua.glob("*.go"), *lua.glob("go.*"), lua / "protocol.json"]:
         shutil.copy(each, folder / "lua")
     shutil.copytree(lua / "clients" / "conformance", clients / "conformance")
     shared = SHARED.get(language, [])
@@ -382,10 +383,7 @@ def plant(lua, folder, language, change):
     shutil.copytree(lua / "clients" / language, clients / language, ignore=ignored)
     for each in shared:
         (clients / language / each).parent.mkdir(exist_ok=True)
-        if each == "target/test-classes":  # the worker finds the scripts from its own place
-            shutil.copytree(lua / "clients" / language / each, clients / language / each)
-        else:
-            (clients / language / each).symlink_to(lua / "clients" / language / each)
+        (clients / language / each).symlink_to(lua / "clients" / language / each)
     source = clients / SOURCES[language]
     text = source.read_text()
     old, new = change
@@ -397,6 +395,8 @@ def plant(lua, folder, language, change):
     if language == "java":
         words = ["javac", "-nowarn", "-d", "target/classes", "-cp", "target/lib/*", str(source)]
         run(words, clients / "java")
+        for each in scripts:
+            shutil.copy(each, clients / "java/target/classes/redlatch")
 
 
 def run(words, folder, **environment):

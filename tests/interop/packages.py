@@ -30,13 +30,14 @@ def run(folder, *words):
 
 
 def python(client, folder):
-    """From the checkout: a wheel."""
+    """A wheel, in an empty environment."""
     run(folder, sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, client)
     run(folder, sys.executable, "-m", "venv", "venv")
     wheel = next(folder.glob("*.whl"))
     run(folder, "venv/bin/pip", "install", "--quiet", wheel)
     shutil.copy(client / "worker.py", folder)
-    return f"'{folder}/venv/bin/python' '{folder}/worker.py'"
+    worker = f"'{folder}/venv/bin/python' '{folder}/worker.py'"
+    return {"python": worker, "asyncio": f"{worker} asyncio"}
 
 
 def node(client, folder):
@@ -47,7 +48,7 @@ def node(client, folder):
     run(folder, "node", "--input-type=commonjs", "--eval", load)
     text = (client / "worker.mjs").read_text()
     (folder / "worker.mjs").write_text(text.replace("./redlatch.mjs", "redlatch-node"))
-    return f"node '{folder}/worker.mjs'"
+    return {"node": f"node '{folder}/worker.mjs'"}
 
 
 def go(client, folder):
@@ -63,7 +64,7 @@ def go(client, folder):
     text += f"replace {address} => ../module\n"
     (app / "go.mod").write_text(text)
     run(app, "go", "build", "-o", "worker", ".")
-    return f"'{app}/worker'"
+    return {"go": f"'{app}/worker'"}
 
 
 def java(client, folder):
@@ -78,7 +79,7 @@ def java(client, folder):
     run(target, "javac", "-cp", "lib/*", "-d", "classes", worker)
     shutil.rmtree(copy)
     options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    return f"java {options} -cp '{target}/classes:{target}/lib/*' redlatch.Worker"
+    return {"java": f"java {options} -cp '{target}/classes:{target}/lib/*' redlatch.Worker"}
 
 
 LANGUAGES = {"python": python, "node": node, "go": go, "java": java}
@@ -92,8 +93,8 @@ def main(lua, rust, *languages):
             build, stage = LANGUAGES[language], None
             with tempfile.TemporaryDirectory() as name:
                 try:
-                    command = build(Path(lua).resolve() / "clients" / language, Path(name))
-                    stage = Stage({"rust": rust, language: command}, server)
+                    commands = build(Path(lua).resolve() / "clients" / language, Path(name))
+                    stage = Stage({"rust": rust, **commands}, server)
                     print(f"{language:8}  {counter_mutex(stage)}", flush=True)
                     stage.close()
                 except Exception as error:

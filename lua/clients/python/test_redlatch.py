@@ -610,6 +610,7 @@ def test_waiter_without_the_right_to_subscribe_polls(server):
         locks.close()
         server.client.acl_deluser("polls")
 
+
 PROGRAM = """
 import sys, threading, atexit, redis, redlatch
 locks = redlatch.Locks(redis.Redis(port=int(sys.argv[1]), socket_timeout=1, retry=None))
@@ -718,27 +719,10 @@ def test_cancelled_task_leaves_no_lock(server, locks):
     assert waiter_count(server, "task") == 0
 
 
-def test_installed_package_contains_the_scripts(server, tmp_path):
-    pytest.importorskip("setuptools", "70.1")  # older ones need the package `wheel` besides
-    here = tmp_path / "lua" / "clients" / "python"
-    here.mkdir(parents=True)
-    for file in [*LUA.glob("*.lua"), HERE / "redlatch.py", HERE / "pyproject.toml"]:
-        shutil.copy(file, tmp_path / "lua" / file.relative_to(LUA))
-    shutil.copy(HERE / "README.md", here)
-    options = ["--no-index", "--no-deps", "--no-build-isolation", "--target", tmp_path / "site"]
-    install = [sys.executable, "-m", "pip", "install", "--quiet", *options, here]
-    subprocess.run(install, check=True)
-    shutil.rmtree(tmp_path / "lua")
-    path = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    text = PROGRAM + 'print(redlatch.__file__, locks.write("pip", timeout=0).release())'
-    command = [sys.executable, "-c", text, str(server.port)]
-    answer = subprocess.check_output(command, cwd=tmp_path, env=path, text=True)
-    assert answer.split() == [str(tmp_path / "site" / "redlatch.py"), "True"]
-
-
 def test_folder_without_scripts_is_refused_at_once(server, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        redlatch.Locks(redis.Redis(port=server.port), scripts=tmp_path)
+    for folder in (tmp_path, str(tmp_path)):
+        with pytest.raises(FileNotFoundError):
+            redlatch.Locks(redis.Redis(port=server.port), scripts=folder)
 
 
 def check_topology(locks, exists):
@@ -757,7 +741,8 @@ def check_topology(locks, exists):
         assert not any(exists(f"lock:{kind}{i}") for kind in "mrw")
 
 
-def test_cluster_locks_and_notifies():
+@contextlib.contextmanager
+def cluster_nodes():
     options = ["--cluster-enabled", "yes"]
     with Server(*options) as a, Server(*options) as b, Server(*options) as c:
         nodes = [a, b, c]
@@ -768,7 +753,12 @@ def test_cluster_locks_and_notifies():
             a.client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
         for node in nodes:
             assert wait_for(lambda: "cluster_state:ok" in info(node) and ":3" in info(node), 20)
-        cluster = redis.RedisCluster(host="127.0.0.1", port=a.port, socket_timeout=2)
+        yield nodes
+
+
+def test_cluster_locks_and_notifies():
+    with cluster_nodes() as nodes:
+        cluster = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port, socket_timeout=2)
         locks = redlatch.Locks(cluster)
         check_topology(locks, cluster.exists)
         times = []

@@ -1,7 +1,12 @@
-"""Runs the commands of ../README.md: one JSON object per line, in and out."""
+"""Runs the commands of ../README.md: one JSON object per line, in and out.
+
+With the argument asyncio, it runs them by redlatch.asyncio, in an event loop in a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import sys
 import threading
@@ -9,20 +14,40 @@ import time
 from urllib.parse import urlparse
 
 import redis
-from redis.sentinel import Sentinel
+import redis.asyncio
+import redis.sentinel
 
 import redlatch
+import redlatch.asyncio
+
+LOOP = asyncio.new_event_loop() if sys.argv[1:] == ["asyncio"] else None
+
+
+def wait(value):
+    """The value, or the result of an awaitable of the event loop."""
+
+    async def result():
+        return await value
+
+    if not inspect.isawaitable(value):
+        return value
+    return asyncio.run_coroutine_threadsafe(result(), LOOP).result()
 
 
 def connect(url: str, topology: str, resp: int):
     options = {"socket_timeout": 2, **({"protocol": resp} if resp else {})}
+    package = redis.asyncio if LOOP else redis
     if topology == "cluster":
-        return redis.RedisCluster.from_url(url, **options)
+        return package.RedisCluster.from_url(url, **options)
     if topology.startswith("sentinel:"):
         address = urlparse(url)
-        sentinel = Sentinel([(address.hostname, address.port)], socket_timeout=2)
+        sentinel = package.sentinel.Sentinel([(address.hostname, address.port)], socket_timeout=2)
         return sentinel.master_for(topology.split(":", 1)[1], **options)
-    return redis.Redis.from_url(url, **options)
+    return package.Redis.from_url(url, **options)
+
+
+async def open_locks(client, prefix: str):
+    return await redlatch.asyncio.Locks(client, prefix).open()
 
 
 def error_name(error: Exception) -> str:
@@ -42,15 +67,17 @@ class Worker:
 
     def acquire_lease(self, command: dict, limit: float) -> redlatch.Lease:
         method = getattr(self.locks[command.get("client")], command["kind"])
-        owner = {"owner": command["owner"]} if command.get("owner") else {}
+        has_owner = command.get("owner") and command["kind"] != "mutex"
+        owner = {"owner": command["owner"]} if has_owner else {}
         ttl = command.get("ttl_ms", 3000) / 1000
-        return method(command["name"], ttl=ttl, timeout=limit, **owner)
+        return wait(method(command["name"], ttl=ttl, timeout=limit, **owner))
 
     def open(self, command: dict) -> dict:
         topology = command.get("topology", "server")
         client = connect(command["url"], topology, command.get("resp", 0))
         prefix = command.get("prefix", "lock:")
-        self.locks[command.get("client")] = redlatch.Locks(client, prefix)
+        locks = wait(open_locks(client, prefix)) if LOOP else redlatch.Locks(client, prefix)
+        self.locks[command.get("client")] = locks
         return {}
 
     def acquire(self, command: dict) -> dict:
@@ -59,24 +86,27 @@ class Worker:
         return {"token": lease.token}
 
     def release(self, command: dict) -> dict:
-        return {"held": self.leases[command["as"]].release()}
+        return {"held": wait(self.leases[command["as"]].release())}
 
     def renew(self, command: dict) -> dict:
-        return {"held": self.leases[command["as"]].renew()}
+        return {"held": wait(self.leases[command["as"]].renew())}
 
     def downgrade(self, command: dict) -> dict:
-        return {"held": self.leases[command["as"]].downgrade()}
+        return {"held": wait(self.leases[command["as"]].downgrade())}
 
     def is_valid(self, command: dict) -> dict:
         return {"valid": self.leases[command["as"]].is_valid}
 
     def lost(self, command: dict) -> dict:
-        is_lost = self.leases[command["as"]].lost.wait(command.get("limit_ms", 5000) / 1000)
-        return {} if is_lost else {"ok": False, "error": "timed_out"}
+        lost, limit = self.leases[command["as"]].lost, command.get("limit_ms", 5000) / 1000
+        end = time.monotonic() + limit
+        while not lost.is_set() and time.monotonic() < end:  # an event of threads or of asyncio
+            time.sleep(0.002)
+        return {} if lost.is_set() else {"ok": False, "error": "timed_out"}
 
     def close(self, command: dict) -> dict:
         locks = self.locks.pop(command.get("client"), None)
-        return locks.close() or {} if locks else {}
+        return wait(locks.close()) or {} if locks else {}
 
     def count(self, command: dict) -> dict:
         """Increments a counter by GET and SET under the lock: a second holder loses increments."""
@@ -87,8 +117,8 @@ class Worker:
             begin, lease = time.monotonic(), self.acquire_lease(command, 10)
             longest = max(longest, time.monotonic() - begin)
             tokens.append(lease.token)
-            client.set(key, int(client.get(key) or 0) + 1)
-            lease.release()
+            wait(client.set(key, int(wait(client.get(key)) or 0) + 1))
+            wait(lease.release())
         is_ascending = all(a < b for a, b in zip(tokens, tokens[1:]))
         result = {"increments": len(tokens), "longest_ms": round(longest * 1000)}
         return {**result, "tokens_ascending": is_ascending}
@@ -108,6 +138,8 @@ class Worker:
 
 def main() -> None:
     worker = Worker()
+    if LOOP:
+        threading.Thread(target=LOOP.run_forever, daemon=True).start()
     for line in sys.stdin:
         try:
             command = dict(json.loads(line))

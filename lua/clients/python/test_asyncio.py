@@ -1,0 +1,287 @@
+"""Tests of redlatch.asyncio on private servers. The oracle is the server, read by a plain client."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import statistics
+import time
+import uuid
+
+import pytest
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+
+import redlatch
+import redlatch.asyncio
+from test_redlatch import Server, cluster_nodes, force, waiter_count
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server):
+    shared_server.client.flushall()
+    yield shared_server
+
+
+def in_loop(test):
+    """Runs a coroutine as a test."""
+
+    @functools.wraps(test)
+    def run(*arguments, **options):
+        asyncio.run(test(*arguments, **options))
+
+    return run
+
+
+def client_of(server, **options):
+    return redis.asyncio.Redis(port=server.port, **{"socket_timeout": 2, **options})
+
+
+@contextlib.asynccontextmanager
+async def locks_of(server, **options):
+    client = client_of(server, **options)
+    async with redlatch.asyncio.Locks(client) as locks:
+        yield locks
+    await client.aclose()
+
+
+async def soon(condition, limit=10.0):
+    """Waits until the condition is true, and returns its value; a false one after the limit."""
+    end = time.monotonic() + limit
+    while not (value := condition()) and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+    return value
+
+
+def is_free(server, name):
+    return not server.client.exists(f"lock:{name}") and not waiter_count(server, name)
+
+
+@in_loop
+async def test_counter_loses_no_increment_beside_threads(server):
+    threads = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2))
+    plain, turns = server.client, 30
+
+    def in_thread():
+        for _ in range(turns):
+            with threads.mutex("c", timeout=20):
+                plain.set("counter", int(plain.get("counter") or 0) + 1)
+
+    async def in_task(locks):
+        for _ in range(turns):
+            async with locks.mutex("c", timeout=20):
+                value = int(await locks.client.get("counter") or 0)
+                await locks.client.set("counter", value + 1)
+
+    async with locks_of(server) as a, locks_of(server, protocol=3) as b:
+        tasks = [in_task(a), in_task(a), in_task(b), asyncio.to_thread(in_thread)]
+        await asyncio.gather(*tasks)
+    threads.close()
+    assert int(plain.get("counter")) == turns * 4
+    assert is_free(server, "c")
+
+
+@in_loop
+async def test_every_kind_in_every_manner(server):
+    owner = str(uuid.uuid4())
+    async with locks_of(server) as locks:
+        async with locks.reentrant("r", owner=owner) as outer:
+            async with await locks.reentrant("r", owner=owner, timeout=0) as inner:
+                assert inner.token == outer.token > 0
+                assert server.client.hget("lock:r", owner) == "2"
+        writer = await asyncio.create_task(locks.write("rw", timeout=5))
+        with pytest.raises(redlatch.TimedOut):
+            await locks.read("rw", timeout=0)
+        assert await writer.renew() and await writer.downgrade()
+        async with locks.read("rw", timeout=5):
+            assert await writer.release() and not await writer.release()
+    assert is_free(server, "r") and is_free(server, "rw")
+
+
+async def handover_seconds(locks, name, is_waiting):
+    holder = await locks.mutex(name, timeout=5)
+    waiter = asyncio.create_task(locks.mutex(name, timeout=20))
+    assert await soon(is_waiting)
+    begin = time.monotonic()
+    assert await holder.release()
+    await (await waiter).release()
+    return time.monotonic() - begin
+
+
+@in_loop
+async def test_handover_is_notified_and_not_polled(server):
+    async with locks_of(server) as locks:
+        times = [
+            await handover_seconds(locks, f"h{i}", lambda i=i: waiter_count(server, f"h{i}"))
+            for i in range(7)
+        ]
+        assert len(server.client.client_list("pubsub")) == 1
+    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+    assert await soon(lambda: not server.client.client_list("pubsub"))
+
+
+@in_loop
+async def test_cancelled_waiter_leaves_the_queue(server):
+    async with locks_of(server) as locks:
+        holder = await locks.mutex("x", ttl=30)
+        for end in ("cancel", "wait_for"):
+            waiter = asyncio.ensure_future(locks.mutex("x", ttl=30))
+            if end == "wait_for":
+                waiter = asyncio.ensure_future(asyncio.wait_for(waiter, 0.5))
+            assert await soon(lambda: waiter_count(server, "x") == 1)
+            if end == "cancel":
+                waiter.cancel()
+            with pytest.raises((asyncio.CancelledError, asyncio.TimeoutError)):
+                await waiter
+            assert await soon(lambda: waiter_count(server, "x") == 0)
+        assert await holder.release()
+        assert is_free(server, "x")
+
+
+@in_loop
+async def test_acquire_that_is_cancelled_at_any_step_holds_nothing(server):
+    async with locks_of(server) as locks:
+        for steps in range(60):
+            acquiring = asyncio.create_task(locks.mutex(f"s{steps}", ttl=60))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+        del acquiring  # a lease that was granted before ends with its task
+        assert await soon(lambda: not server.client.keys("lock:s*")), server.client.keys("*")
+
+
+@in_loop
+async def test_lease_without_references_is_released(server):
+    async with locks_of(server) as locks:
+        await locks.mutex("dropped", timeout=0)
+        assert server.client.exists("{lock:dropped}:fence")
+        assert await soon(lambda: is_free(server, "dropped"))
+
+
+def test_interrupted_program_leaves_no_lock_and_no_waiter(server, caplog):
+    async def interrupted():
+        async with locks_of(server) as locks:
+            holder = await locks.mutex("held", ttl=60)
+            waiting = [asyncio.create_task(locks.mutex("held", ttl=60)) for _ in range(3)]
+            assert await soon(lambda: waiter_count(server, "held") == len(waiting))
+            async with locks.mutex("work", ttl=60):
+                assert holder.is_valid
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+    assert is_free(server, "work") and waiter_count(server, "held") == 0
+    assert "destroyed" not in caplog.text
+
+
+@in_loop
+async def test_close_ends_waits(server):
+    async with locks_of(server) as locks:
+        async with locks.mutex("x"):
+            waiter = asyncio.create_task(locks.mutex("x"))
+            assert await soon(lambda: waiter_count(server, "x") == 1)
+            await locks.close()
+            assert waiter_count(server, "x") == 0
+            with pytest.raises(redlatch.LockError):
+                await waiter
+
+
+@in_loop
+async def test_renewal_keeps_a_lock_and_a_revoked_one_is_lost(server):
+    async with locks_of(server) as locks:
+        async with locks.mutex("r", ttl=1) as lease:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                assert server.client.get("lock:r") == lease.attempt
+                await asyncio.sleep(0.05)
+        lease = await locks.mutex("f", ttl=1)
+        assert force(server, "f") == [1]
+        await asyncio.wait_for(lease.lost.wait(), 5)
+        assert not lease.is_valid and not await lease.renew() and not await lease.release()
+        with pytest.raises(redlatch.LeaseLost):
+            async with locks.mutex("b", ttl=30):
+                assert force(server, "b") == [1]
+        with pytest.raises(KeyError):
+            async with locks.mutex("e", ttl=30):
+                raise KeyError("work")
+        assert await soon(lambda: is_free(server, "e"))
+
+
+@in_loop
+async def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline():
+    with Server() as server:
+        async with locks_of(server, socket_timeout=20) as locks:
+            lease = await locks.mutex("s", ttl=1.5, timeout=0)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                begin = time.monotonic()
+                with pytest.raises(redlatch.TimedOut):
+                    await locks.mutex("other", ttl=30, timeout=0.5)
+                assert time.monotonic() - begin < 1.5
+                await asyncio.wait_for(lease.lost.wait(), 5)
+                assert not lease.is_valid and time.monotonic() - begin < 3
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
+            assert await soon(lambda: not server.client.exists("lock:s", "lock:other"))
+            assert not await lease.release()
+
+
+@in_loop
+async def test_killed_connections_are_replaced_and_waiters_notified_again(server):
+    async with locks_of(server) as locks:
+        lease = await locks.mutex("q", ttl=1)
+        for kind in ("normal", "pubsub"):
+            server.client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        assert await soon(lambda: server.client.pubsub_numsub(locks._channel)[0][1] == 1)
+        assert await lease.renew() and await lease.release()
+        seconds = await handover_seconds(locks, "q", lambda: waiter_count(server, "q"))
+        assert seconds < redlatch.CLAIM / 2
+
+
+@in_loop
+async def test_cluster_locks_and_notifies():
+    with cluster_nodes() as nodes:
+        plain = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port, socket_timeout=2)
+
+        def is_waiting(name):
+            return plain.zcard(redlatch.lock_keys(name, "lock:")[1])
+
+        cluster = redis.asyncio.RedisCluster(host="127.0.0.1", port=nodes[0].port, socket_timeout=2)
+        async with redlatch.asyncio.Locks(cluster) as locks:
+            times = [
+                await handover_seconds(locks, f"h{i}", lambda i=i: is_waiting(f"h{i}"))
+                for i in range(7)
+            ]
+            if hasattr(cluster, "pubsub"):  # from redis-py 8 on
+                assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+            assert not any(plain.exists(f"lock:h{i}") for i in range(7))
+        await cluster.aclose()
+
+
+@in_loop
+async def test_misuse_is_refused_before_any_request(server, tmp_path):
+    client = client_of(server)
+    with pytest.raises(FileNotFoundError):
+        redlatch.asyncio.Locks(client, scripts=tmp_path)
+    with pytest.raises(TypeError):
+        redlatch.Locks(client)
+    with pytest.raises(TypeError):
+        redlatch.asyncio.Locks(server.client)
+    with pytest.raises(RuntimeError):
+        redlatch.asyncio.Locks(client).mutex("x")
+    async with locks_of(server) as locks:
+        with pytest.raises(ValueError):
+            await locks.mutex("a}b")
+    with Server() as gone:
+        gone.stop()
+        with pytest.raises(redis.ConnectionError):
+            await redlatch.asyncio.Locks(client_of(gone)).open()
+    await client.aclose()
