@@ -232,13 +232,13 @@ fn comments_fit_into_100_columns() {
     for file in files.filter(|file| {
         !file.components().any(|part| ["target", "node_modules"].map(OsStr::new).contains(&part.as_os_str()))
     }) {
-        let text = std::fs::read_to_string(&file).unwrap();
         let mark = match file.extension().and_then(|extension| extension.to_str()) {
             Some("rs" | "go" | "java" | "mjs" | "js") => "//",
             Some("lua") => "--",
             None | Some("sh" | "py" | "toml") => "#",
             _ => continue,
         };
+        let text = std::fs::read_to_string(&file).unwrap();
         let behind_code = format!("; {mark} ");
         for line in text.lines() {
             if !line.trim_start().starts_with(mark) && !line.contains(&behind_code) {

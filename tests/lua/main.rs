@@ -66,6 +66,39 @@ fn scripts_name_project_version_and_licence_first() {
     }
 }
 
+/// The first number of a package's version is that of the protocol.
+#[test]
+fn packages_have_one_version_and_name_their_licences() {
+    let version = format!("{}.0.0", protocol()["version"]);
+    let parts = [
+        ("python/pyproject.toml", vec![format!("\nversion = \"{version}\"")]),
+        ("python/README.md", vec![]),
+        ("node/package.json", vec![format!("\"version\": \"{version}\"")]),
+        (
+            "node/package-lock.json",
+            vec![format!("\"name\": \"redlatch-node\",\n  \"version\": \"{version}\"")],
+        ),
+        ("node/README.md", vec![format!("redlatch-node-{version}.tgz")]),
+        ("go/README.md", vec![format!("lua/v{version}")]),
+        ("java/pom.xml", vec![format!("-client</artifactId>\n  <version>{version}</version>")]),
+        ("java/README.md", vec![format!("-client</artifactId>\n  <version>{version}</version>")]),
+    ];
+    for (name, mut parts) in parts {
+        match name.rsplit_once('/').unwrap().1 {
+            "README.md" => parts.extend(["\nSupported: ".to_owned(), format!("| {version} |")]),
+            "package-lock.json" => {}
+            _ => parts.push("MIT OR Apache-2.0".to_owned()),
+        }
+        let text = read(&format!("clients/{name}"));
+        for part in parts {
+            assert!(text.contains(&part), "lua/clients/{name} has no {part:?}");
+        }
+    }
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        assert_eq!(read(licence), read(&format!("../{licence}")), "lua/{licence}");
+    }
+}
+
 #[test]
 fn lines_fit_into_100_columns() {
     for script in SCRIPTS {

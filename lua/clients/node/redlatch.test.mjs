@@ -1,10 +1,9 @@
 // node --test: starts its own servers on free ports, from REDLATCH_SERVER or `redis-server`.
 import assert from "node:assert/strict";
-import { execFileSync, spawn } from "node:child_process";
+import { spawn } from "node:child_process";
 import { randomBytes, randomUUID } from "node:crypto";
 import { once } from "node:events";
-import { cpSync, mkdirSync, mkdtempSync, symlinkSync, writeFileSync } from "node:fs";
-import { readdirSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -486,28 +485,6 @@ test("key_prefix_of_ioredis_is_refused", () => {
   const nodes = [{ host: "127.0.0.1", port: server }];
   const cluster = new Cluster(nodes, { lazyConnect: true, redisOptions });
   assert.throws(() => openClient(cluster), refused);
-});
-
-test("package_contains_the_scripts", async () => {
-  const root = mkdtempSync(join(folder, "package-"));
-  const here = join(root, "lua/clients/node");
-  mkdirSync(here, { recursive: true });
-  for (const file of ["package.json", "redlatch.mjs", "README.md"])
-    cpSync(new URL(file, import.meta.url), join(here, file));
-  const lua = new URL("../../", import.meta.url);
-  for (const file of readdirSync(lua).filter((name) => name.endsWith(".lua")))
-    cpSync(new URL(file, lua), join(root, "lua", file));
-  const packed = execFileSync("npm", ["pack", "--silent", "--offline"], { cwd: here }).toString();
-  assert.equal(readdirSync(here).filter((name) => name.endsWith(".lua")).length, 0);
-  const modules = join(root, "node_modules/redlatch-node");
-  mkdirSync(modules, { recursive: true });
-  execFileSync("tar", ["xf", join(here, packed.trim()), "-C", modules, "--strip-components=1"]);
-  symlinkSync(new URL("node_modules/ioredis", import.meta.url), join(root, "node_modules/ioredis"));
-  rmSync(join(root, "lua"), { recursive: true });
-  const { Redlatch: Packed } = await import(join(modules, "redlatch.mjs"));
-  const other = new Packed(redis);
-  undoLater(() => other.close(100));
-  assert.equal(await (await other.acquire("write", "packed")).release(), true);
 });
 
 test("attempt_revived_by_a_failover_is_released_again", async () => {
