@@ -236,7 +236,8 @@ async fn passed(server: &Server, plan: &Plan) -> Outcome<Passed> {
     let (processes, tasks) = PASSING;
     let mut programs = start(server, processes).await?;
     let (mut rates, mut gains, mut longest) = ([Vec::new(), Vec::new()], Vec::new(), [0.0; 2]);
-    let mut fairness = 1.0_f64;
+    // Of all rounds: in one of them, processes that begin a little later have fewer.
+    let mut turns = vec![0.0; processes];
     for _ in 0..plan.peer_rounds {
         let mut round = [0.0; 2];
         for (way, kind) in ["mutex", "unpassed"].into_iter().enumerate() {
@@ -247,13 +248,13 @@ async fn passed(server: &Server, plan: &Plan) -> Outcome<Passed> {
             round[way] = runs.iter().map(|run| run.pairs as f64 / run.seconds).sum();
             longest[way] = runs.iter().map(|run| run.longest_ms).fold(longest[way], f64::max);
             if kind == "mutex" {
-                let pairs = || runs.iter().map(|run| run.pairs as f64);
-                fairness = fairness.min(pairs().fold(f64::MAX, f64::min) / pairs().fold(0.0, f64::max));
+                turns.iter_mut().zip(&runs).for_each(|(turns, run)| *turns += run.pairs as f64);
             }
             rates[way].push(round[way]);
         }
         gains.push(round[0] / round[1]);
     }
+    let fairness = turns.iter().copied().fold(f64::MAX, f64::min) / turns.iter().copied().fold(0.0, f64::max);
     let ([with, without], [longest_ms, longest_without_ms]) = (rates, longest);
     Ok(Passed {
         turns_per_second: median(with),
