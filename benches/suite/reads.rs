@@ -1,5 +1,6 @@
 //! Tasks of one client that read together, with and without `Options::local_turn`.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use tokio::time::sleep;
 
 use super::Outcome;
 use super::plan::Plan;
+use super::plot::thousands;
 use super::record::Target;
 use super::samples::median;
 use super::server::Server;
@@ -194,4 +196,22 @@ pub(crate) fn print(rows: &[Row]) {
             row.longest_write_without_ms,
         );
     }
+}
+
+pub(crate) fn table(rows: &[Row], page: &mut String) -> Outcome<()> {
+    writeln!(page, "| readers of one lock | reads/s | without | x | longest write | without |")?;
+    writeln!(page, "|---|---:|---:|---:|---:|---:|")?;
+    for row in rows {
+        let (clients, tasks, gain) = (row.clients, row.tasks, row.gain);
+        let (with, without) = (thousands(row.reads_per_second), thousands(row.without));
+        let writer = if row.has_writer { ", and a writer each 50 ms" } else { "" };
+        let longest = |ms: f64| if row.has_writer { format!("{ms:.1} ms") } else { "-".to_owned() };
+        let (write, write_without) = (longest(row.longest_write_ms), longest(row.longest_write_without_ms));
+        writeln!(
+            page,
+            "| {clients} clients with {tasks} tasks each{writer} | {with} | {without} | {gain:.1} | \
+             {write} | {write_without} |"
+        )?;
+    }
+    Ok(writeln!(page)?)
 }

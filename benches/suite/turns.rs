@@ -1,5 +1,6 @@
 //! Tasks of one client that pass a mutex on, with and without `Options::local_turn`.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use redlatch::Options;
@@ -8,6 +9,7 @@ use serde::Serialize;
 use super::Outcome;
 use super::handover::{Contenders, Window, window};
 use super::plan::Plan;
+use super::plot::thousands;
 use super::record::Target;
 use super::samples::median;
 use super::server::Server;
@@ -160,4 +162,24 @@ pub(crate) fn print(rows: &[Row]) {
             row.commands_per_1000_turns,
         );
     }
+}
+
+pub(crate) fn table(rows: &[Row], page: &mut String) -> Outcome<()> {
+    writeln!(
+        page,
+        "| one mutex | turns/s | without | x | fewest/most | longest wait | without | commands for 1,000 |"
+    )?;
+    writeln!(page, "|---|---:|---:|---:|---:|---:|---:|---:|")?;
+    for row in rows {
+        let (contenders, gain, fairness) = (row.contenders(), row.gain, row.fairness);
+        let (with, without) = (thousands(row.turns_per_second), thousands(row.without));
+        let (longest, longest_without) = (row.longest_wait_ms, row.longest_wait_without_ms);
+        let commands = row.commands_per_1000_turns;
+        writeln!(
+            page,
+            "| {contenders} | {with} | {without} | {gain:.2} | {fairness:.2} | {longest:.1} ms | \
+             {longest_without:.1} ms | {commands:.0} |"
+        )?;
+    }
+    Ok(writeln!(page)?)
 }
