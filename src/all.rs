@@ -178,7 +178,8 @@ impl All {
     }
 
     /// Runs `work` like [`run`](All::run), if the locks are acquired within `limit`, which does not
-    /// limit the work.
+    /// limit the work. Zero is one try: with [`Error::TimedOut`] one of them was not free, and the
+    /// work has not begun.
     ///
     /// # Errors
     /// - Those of [`lock_timeout`](All::lock_timeout) and [`run`](All::run).

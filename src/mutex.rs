@@ -147,7 +147,8 @@ impl Mutex {
     }
 
     /// Runs `work` like [`run`](Mutex::run), if the lock is acquired within `limit`, which
-    /// does not limit the work.
+    /// does not limit the work. Zero is one try: with [`Error::TimedOut`] it was not free, and the
+    /// work has not begun.
     ///
     /// # Errors
     /// - Those of [`lock_timeout`](Mutex::lock_timeout) and [`run`](Mutex::run).

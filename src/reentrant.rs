@@ -187,7 +187,8 @@ impl ReentrantLock {
     }
 
     /// Runs `work` like [`run`](ReentrantLock::run), if the lock is acquired within `limit`, which
-    /// does not limit the work.
+    /// does not limit the work. Zero is one try: with [`Error::TimedOut`] it was not free, and the
+    /// work has not begun.
     ///
     /// # Errors
     /// - Those of [`lock_timeout`](ReentrantLock::lock_timeout) and [`run`](ReentrantLock::run).

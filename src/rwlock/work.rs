@@ -40,7 +40,8 @@ impl RwLock {
     }
 
     /// Runs `work` like [`run_read`](RwLock::run_read), if the lock is acquired within `limit`,
-    /// which does not limit the work.
+    /// which does not limit the work. Zero is one try: with [`Error::TimedOut`] it was not free,
+    /// and the work has not begun.
     ///
     /// # Errors
     /// - Those of [`read_timeout`](RwLock::read_timeout) and [`run_read`](RwLock::run_read).
@@ -92,7 +93,8 @@ impl RwLock {
     }
 
     /// Runs `work` like [`run_write`](RwLock::run_write), if the lock is acquired within `limit`,
-    /// which does not limit the work.
+    /// which does not limit the work. Zero is one try: with [`Error::TimedOut`] it was not free,
+    /// and the work has not begun.
     ///
     /// # Errors
     /// - Those of [`write_timeout`](RwLock::write_timeout) and [`run_write`](RwLock::run_write).
