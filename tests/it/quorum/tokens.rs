@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use redlatch::{Error, Locks, Options, Owner, Renewal};
 
 use super::{ALONE, KINDS, Quorum, options};
-use crate::support::{AnyLock, Kind, Random, Stopwatch, eventually, soon};
+use crate::support::{AnyLock, Kind, LONGEST_WAIT, Random, Stopwatch, eventually, soon};
 
 /// Fails random minorities of a quorum.
 struct Faults {
@@ -81,9 +81,11 @@ const EACH: usize = 8;
 /// that is ahead of the clocks.
 async fn grow(faults: &mut Faults, kind: Kind, tokens: usize) {
     let name = format!("tokens-{}", kind.name());
+    // A busy disk may silence nodes beside those that are stopped.
+    let patient = options().outage_limit(LONGEST_WAIT);
     let mut locks: Vec<AnyLock> = Vec::new();
     for _ in 0..3 {
-        locks.push(faults.quorum.lock(kind, &name, options()).await);
+        locks.push(faults.quorum.lock(kind, &name, patient.clone()).await);
     }
     let fence = format!("{{{}}}:fence", locks[0].key());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros();
@@ -96,7 +98,7 @@ async fn grow(faults: &mut Faults, kind: Kind, tokens: usize) {
                 // Before nodes fail: on a busy machine, one more may miss the node timeout, and
                 // connecting takes a majority at the first try.
                 let place = faults.below(3);
-                locks[place] = faults.quorum.lock(kind, &name, options()).await;
+                locks[place] = faults.quorum.lock(kind, &name, patient.clone()).await;
             }
             faults.fail_others(restarts).await;
             last = faults.accept_larger_token(&fence, last).await;
