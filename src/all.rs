@@ -3,6 +3,7 @@
 mod leases;
 mod member;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -66,9 +67,12 @@ impl All {
             return Err(MembersError::HoldAtLeast(kept.name().clone()));
         }
         members.sort_by(|one, other| one.name().key().cmp(other.name().key()));
-        let twice = members.windows(2).find(|pair| pair[0].name().key() == pair[1].name().key());
-        if let Some(pair) = twice {
-            return Err(MembersError::Twice(pair[0].name().clone()));
+        // Leases are found by name, also if prefixes differ. Two names may have one key.
+        let (mut names, mut keys) = (HashSet::new(), HashSet::new());
+        for name in members.iter().map(Member::name) {
+            if !names.insert(name.as_str()) || !keys.insert(name.key()) {
+                return Err(MembersError::Twice(name.clone()));
+            }
         }
         Ok(All { members: members.into() })
     }

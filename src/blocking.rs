@@ -192,7 +192,8 @@ impl Locks {
     /// | `close` | waits again, and reports what is still unreleased |
     ///
     /// The thread lives until the last clone, lock and guard was dropped. After that, only clones
-    /// of the [async client](Locks::as_async) are left, whose calls return [`Error::RuntimeEnded`].
+    /// of the [async client](Locks::as_async) are left, whose calls return [`Error::Closed`] or
+    /// [`Error::RuntimeEnded`].
     ///
     /// # Errors
     /// - [`Error::Unreleased`]: not everything was released within `limit`.
@@ -203,7 +204,8 @@ impl Locks {
     }
 
     /// Returns the async client behind this one, for its other calls. Its clones do not keep the
-    /// thread: after the [end](Locks#the-end) their calls return [`Error::RuntimeEnded`].
+    /// thread: after the [end](Locks#the-end) their calls return [`Error::Closed`] or
+    /// [`Error::RuntimeEnded`].
     ///
     /// ```no_run
     /// # fn run(locks: redlatch::blocking::Locks) -> Result<(), redlatch::Error> {

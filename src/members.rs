@@ -12,7 +12,8 @@ pub enum MembersError {
     /// There are more than 128 locks.
     #[error("{0} locks are too many to acquire together; at most 128 are allowed")]
     TooMany(usize),
-    /// A name stands twice: the second hold would wait for the first one.
+    /// A name stands twice: the second hold would wait for the first one, or its lease could not be
+    /// found by its name if the prefixes differ.
     #[error("{:?} stands twice among the locks to acquire together", .0.as_str())]
     Twice(Name),
     /// The lock has [`hold_at_least`](crate::Options::hold_at_least): acquired in vain, since

@@ -49,8 +49,10 @@ pub(crate) fn out_of_time(request: &LockRequest, limit: Duration) -> Error {
 
 /// Sends the first requests of releases that were begun together.
 pub(crate) async fn send_together(client: &Client, together: &Together) {
-    // `None`: the runtime has ended, which each release reports.
-    let _sent = client.with_runtime(pin!(client.nodes.send_together(together))).await;
+    let sent = client.with_runtime(pin!(client.nodes.send_together(together))).await;
+    if sent.is_none() {
+        together.give_up(); // the runtime has ended, which each release reports
+    }
 }
 
 /// Tries one group of locks after the other, each in one call.

@@ -26,6 +26,12 @@ impl Together {
         Together(Guarded::new(Some(Vec::new())))
     }
 
+    /// Fails the requests that have not left. Nothing sends them any more.
+    pub(crate) fn give_up(&self) {
+        let unsent = self.0.lock().take();
+        drop(unsent); // not under the lock: it wakes tasks
+    }
+
     fn add(&self, call: &Arc<Call>) -> Option<oneshot::Receiver<Result<Reply, Failure>>> {
         let (outcome, received) = oneshot::channel();
         self.0.lock().as_mut()?.push(TogetherRequest { call: Arc::clone(call), outcome });

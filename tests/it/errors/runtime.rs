@@ -1,7 +1,8 @@
 //! Calls on other runtimes than the client's, on none, and of a client whose runtime has ended.
 
+use std::hint::black_box;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use redlatch::{Error, Locks, Operation};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{KINDS, inspect, options};
-use crate::support::{AnyGuard, Server, Stopwatch, soon};
+use crate::support::{AnyGuard, LONGEST_WAIT, Server, Stopwatch, soon};
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -238,5 +239,30 @@ fn calls_on_threads_without_a_runtime_meet_its_end_at_any_moment() {
         for thread in threads {
             thread.join().unwrap();
         }
+    }
+}
+
+/// Releases of several locks leave together: none waits for a request that never left.
+#[test]
+fn releases_of_several_locks_meet_the_end_of_the_runtime_at_any_moment() {
+    let outer = runtime();
+    let server = outer.block_on(Server::start());
+    for round in 0..100 {
+        let clients = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let locks = clients.block_on(server.locks_with(options()));
+        let name = |number: u32| locks.mutex(format!("{round}-{number}")).unwrap();
+        let guard = clients.block_on(locks.all((0..128).map(name)).unwrap().lock()).unwrap();
+        let (begins, begun) = mpsc::channel();
+        let (ends, ended) = mpsc::channel();
+        let releasing = thread::spawn(move || {
+            begins.send(()).unwrap();
+            ends.send(block_on(guard.release())).unwrap();
+        });
+        begun.recv().unwrap();
+        (0..round * 200).for_each(|turn| _ = black_box(turn));
+        clients.shutdown_background();
+        let outcome = ended.recv_timeout(LONGEST_WAIT).expect("the release ends");
+        assert!(!matches!(outcome, Err(Error::Lost { .. })), "{outcome:?}");
+        releasing.join().unwrap();
     }
 }

@@ -117,6 +117,11 @@ pub async fn a_name_twice_is_an_error_before_any_request(setup: Setup) {
     let name = |name: &str| locks.mutex(name).unwrap();
     let twice = locks.all([name("a"), name("b"), name("a")]).unwrap_err();
     assert!(matches!(&twice, Error::Members(MembersError::Twice(name)) if name.as_str() == "a"), "{twice:?}");
+    let elsewhere = locks.with_options(Options::new().prefix("elsewhere:")).unwrap();
+    let same_name = locks.all([name("a"), elsewhere.mutex("a").unwrap()]).unwrap_err();
+    let is_twice = |error: &Error| matches!(error, Error::Members(MembersError::Twice(_)));
+    assert!(is_twice(&same_name), "leases are found by name: {same_name:?}");
+    drop(elsewhere);
     let both = [Member::Read(locks.rwlock("c").unwrap()), Member::Write(locks.rwlock("c").unwrap())];
     assert!(
         matches!(locks.all(both), Err(Error::Members(MembersError::Twice(_)))),
