@@ -140,8 +140,9 @@ impl ReleaseTally {
     }
 }
 
-/// Releases a hold whose lease was valid when the first request was sent, which may leave together
-/// with those for other locks. The keeper releases what a minority of the nodes may still hold.
+/// Releases a hold whose lease was valid when the first request was sent. That request may leave
+/// together with those for other locks. The keeper releases what a minority of the nodes may still
+/// hold.
 ///
 /// If a reply is lost, the next request finds nothing to release. If no larger token was granted,
 /// the lock has had no other holder since: the first request released it.

@@ -58,7 +58,7 @@ impl Request {
     }
 }
 
-/// A granted hold, whose guard is elsewhere.
+/// A granted hold without its guard.
 pub struct Hold<'a> {
     worker: &'a Worker,
     pub number: u64,
