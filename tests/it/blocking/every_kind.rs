@@ -99,6 +99,11 @@ fn every_kind_is_acquired_and_released_on_a_cluster() {
 }
 
 #[test]
+fn every_kind_is_acquired_and_released_behind_sentinel() {
+    every_kind_is_acquired_and_released_on(Topology::Sentinel);
+}
+
+#[test]
 fn every_kind_is_acquired_and_released_on_a_quorum() {
     every_kind_is_acquired_and_released_on(Topology::Quorum3);
 }
@@ -137,6 +142,16 @@ fn tickets_of_every_kind_continue_on(topology: Topology) {
 #[test]
 fn tickets_of_every_kind_continue_on_one_server() {
     tickets_of_every_kind_continue_on(Topology::Standalone);
+}
+
+#[test]
+fn tickets_of_every_kind_continue_on_a_cluster() {
+    tickets_of_every_kind_continue_on(Topology::Cluster);
+}
+
+#[test]
+fn tickets_of_every_kind_continue_behind_sentinel() {
+    tickets_of_every_kind_continue_on(Topology::Sentinel);
 }
 
 #[test]

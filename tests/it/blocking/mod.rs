@@ -14,7 +14,7 @@ use redlatch::blocking::Locks;
 use redlatch::{ConfigError, Error, Lease, LeaseEnd, LocksBuilder, Options, Renewal};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::support::{Deployment, LONGEST_WAIT, Server, Topology, eventually};
+use crate::support::{Deployment, LONGEST_WAIT, MASTER, Server, Topology, eventually};
 
 /// A limit of a client's calls that no test reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -38,8 +38,8 @@ impl Fixture {
         match self.deployment.topology() {
             Topology::Standalone => builder.server(urls.last().unwrap()),
             Topology::Cluster => builder.cluster(urls),
-            Topology::Quorum3 => builder.quorum(urls),
-            other => panic!("no client for {other:?}"),
+            Topology::Sentinel => builder.sentinel(urls, format!("redis://{MASTER}/")),
+            Topology::Quorum3 | Topology::Quorum5 => builder.quorum(urls),
         }
     }
 

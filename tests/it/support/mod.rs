@@ -41,6 +41,7 @@ pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
 pub use rwlock::{NEVER, notified_only, see};
+pub use sentinel::MASTER;
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
 pub use server::{Server, connect, count_waiters};
