@@ -220,7 +220,8 @@ impl Keeper {
     pub(super) fn entries(&self) -> usize {
         let open_calls = self.closing.open_calls.lock().len();
         let schedule = self.schedule();
-        open_calls + schedule.holds.len() + schedule.pending_releases.len() + schedule.cleanups.len()
+        // Open, not pending: a release that is being sent is not done.
+        open_calls + schedule.holds.len() + schedule.open_releases.len() + schedule.cleanups.len()
     }
 }
 
