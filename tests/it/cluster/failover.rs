@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{
-    Contention, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, stat, urls,
+    Contention, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, impatient, stat, urls,
 };
 use crate::support::{Deployment, Kind, Proxy, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
@@ -18,7 +18,7 @@ const SHORT: u64 = 3_000;
 const LEFT: Duration = Duration::from_millis(SHORT - SHORT / 3 - 900);
 
 async fn watched(locks: &Locks, tag: &str) -> (Vec<crate::support::AnyGuard>, Watch) {
-    let short = locks.with_options(ttl(SHORT)).unwrap();
+    let short = locks.with_options(ttl(SHORT).node_timeout(NODE_TIMEOUT)).unwrap();
     let mut guards = Vec::new();
     for kind in KINDS {
         guards.push(kind.lock(&short, &format!("{tag}{}", kind.name())).lock().await.unwrap());
@@ -118,7 +118,7 @@ async fn cluster_hung_master_does_not_delay_other_masters() {
     let start = Stopwatch::start();
     let new = Locks::builder()
         .cluster(urls("127.0.0.1", deployment.masters()))
-        .options(notified_only())
+        .options(impatient())
         .connect()
         .await;
     println!("opened after {:?}: {:?}", start.elapsed(), new.as_ref().err());
@@ -216,10 +216,10 @@ async fn cluster_silent_connection_is_replaced() {
     let rest = deployment.all().skip(1).map(|server| server.port()).collect();
     let rest = Proxy::before(rest).await;
     let seeds = urls("127.0.0.2", deployment.masters());
-    let locks = Locks::builder().cluster(seeds).options(notified_only()).connect().await.unwrap();
+    let locks = Locks::builder().cluster(seeds).options(impatient()).connect().await.unwrap();
     let (elsewhere, watch) = watched(&locks, &there).await;
     let others = open(&deployment, notified_only()).await;
-    let options = ttl(3_000);
+    let options = ttl(3_000).node_timeout(NODE_TIMEOUT);
     let contended =
         Contention::of_each_kind(&deployment, &here, &locks.with_options(options).unwrap(), &others).await;
     silent.hold_requests(true);

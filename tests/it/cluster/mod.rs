@@ -7,13 +7,13 @@ mod slots;
 use redlatch::{Locks, Options};
 
 use crate::support::Deployment;
-use crate::support::failover::urls;
+use crate::support::failover::{NODE_TIMEOUT, urls};
 
 /// Opens a client whose seeds are all masters.
 pub async fn open(deployment: &Deployment, options: Options) -> Locks {
     Locks::builder()
         .cluster(urls("127.0.0.1", deployment.masters()))
-        .options(options)
+        .options(options.node_timeout(NODE_TIMEOUT))
         .connect()
         .await
         .unwrap()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, Options};
 
 use super::{open, tag_at};
-use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, stat, urls};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls};
 use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
@@ -21,8 +21,7 @@ async fn cluster_waiter_is_notified_through_any_node() {
     let tag = tag_at(&deployment, 0).await;
     let locks = open(&deployment, Options::new()).await;
     for place in [&deployment.masters()[1], &deployment.replicas()[0], &deployment.replicas()[2]] {
-        let others =
-            Locks::builder().cluster([place.url()]).options(notified_only()).connect().await.unwrap();
+        let others = Locks::builder().cluster([place.url()]).options(impatient()).connect().await.unwrap();
         for kind in KINDS {
             let name = format!("{tag}{}-{}", kind.name(), place.port());
             let contended = Contention::new(&deployment, kind, &name, &locks, &others).await;
@@ -37,7 +36,7 @@ async fn cluster_waiter_is_notified_through_any_node() {
     // That replica is the client's only seed.
     let others = Locks::builder()
         .cluster([deployment.replicas()[2].url()])
-        .options(notified_only())
+        .options(impatient())
         .connect()
         .await
         .unwrap();
@@ -112,7 +111,7 @@ async fn cluster_repeated_request_counts_once() {
     let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
     let locks = Locks::builder()
         .cluster(urls("127.0.0.2", deployment.masters()))
-        .options(notified_only())
+        .options(impatient())
         .connect()
         .await
         .unwrap();
@@ -169,7 +168,7 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
     let uses = async |tag: &str| {
         let start = Stopwatch::start();
-        let locks = Locks::builder().cluster(&seeds).options(notified_only()).connect().await.unwrap();
+        let locks = Locks::builder().cluster(&seeds).options(impatient()).connect().await.unwrap();
         let opened = start.elapsed();
         for kind in KINDS {
             kind.lock(&locks, &format!("{tag}seed-{}", kind.name()))
@@ -196,7 +195,7 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     uses(&there).await;
     deployment.masters()[1].pause();
     let start = Stopwatch::start();
-    let opened = Locks::builder().cluster(&seeds).options(notified_only()).connect().await.map(drop);
+    let opened = Locks::builder().cluster(&seeds).options(impatient()).connect().await.map(drop);
     println!("one seed dead and one hung: {opened:?} after {:?}", start.elapsed());
     assert!(opened.is_ok() && start.undisturbed() < NODE_TIMEOUT + SLACK, "{opened:?} {start:?}");
     deployment.masters()[2].pause();

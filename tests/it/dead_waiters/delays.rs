@@ -3,7 +3,9 @@
 use redlatch::Options;
 
 use super::{BOUND, NAME, queued, waiters, waiting};
-use crate::support::{AnyLock, Deployment, Kind, Protocol, Stopwatch, Topology, Wake, Worker, open_at, soon};
+use crate::support::{
+    AnyLock, Deployment, Kind, Protocol, Stopwatch, Topology, Wake, Worker, open_at, patient, soon,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -72,7 +74,7 @@ impl Case {
     async fn prepare(self) -> (QueuedWaiters, crate::support::AnyGuard) {
         let deployment = Deployment::start(self.topology).await;
         let user = user(&deployment, self.may_publish).await;
-        let holder = self.lock(&deployment, user, self.holder, Wake::Push, Options::new()).await;
+        let holder = self.lock(&deployment, user, self.holder, Wake::Push, patient()).await;
         let guard = holder.lock().await.unwrap();
         let (mut workers, mut count) = (Vec::new(), 0);
         for (kind, wake, number) in self.dead {

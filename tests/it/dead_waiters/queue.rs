@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use redlatch::{Locks, Options, Wakeups};
+use redlatch::{Locks, Wakeups};
 
 use super::{KEY, NAME};
 use crate::support::raw::{RawLock, RawWaiter, WAITERS};
-use crate::support::{Kind, Server, Wake, eventually, open_at, soon};
+use crate::support::{Kind, Server, Wake, eventually, open_at, patient, soon};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -15,7 +15,7 @@ const SHORT: RawWaiter<'_> = RawWaiter { claim_ms: 1, channel: "" };
 
 async fn polling(server: &Server) -> Locks {
     let options =
-        Options::new().ttl(Duration::from_secs(3)).poll_cap(Duration::from_millis(10)).wakeups(Wakeups::Poll);
+        patient().ttl(Duration::from_secs(3)).poll_cap(Duration::from_millis(10)).wakeups(Wakeups::Poll);
     let protocol = crate::support::Protocol::Resp3;
     let ports = [server.port()];
     open_at(crate::support::Topology::Standalone, "127.0.0.1", &ports, protocol, Wake::Poll, options)

@@ -115,7 +115,8 @@ async fn lease_end_is_revoked_after_force_release() {
 async fn lease_end_is_lost_after_its_deadline() {
     let server = Server::start().await;
     let locks = server.locks_with(ttl(600).node_timeout(Duration::from_secs(1))).await;
-    let never = locks.with_options(ttl(300).renewal(Renewal::Never)).unwrap();
+    let never =
+        locks.with_options(ttl(300).renewal(Renewal::Never).node_timeout(Duration::from_secs(1))).unwrap();
     for kind in KINDS {
         let guard = kind.lock(&never, kind.name()).lock().await.unwrap();
         let watch = Watch::of(&guard);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, Owner};
 
 use super::grants::{TIMEOUT, group, waits};
-use crate::support::failover::{KINDS, NODE_TIMEOUT, SLACK, caught_up, urls};
+use crate::support::failover::{KINDS, NODE_TIMEOUT, SLACK, caught_up, impatient, urls};
 use crate::support::{
     AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
 };
@@ -40,7 +40,7 @@ async fn cut(master: &Server, confirming: bool) {
 async fn grants_are_where_renewals_are(confirming: bool) {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = notified_only().ttl(TTL).replicas(1, TIMEOUT);
+    let options = impatient().ttl(TTL).replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
     let (old, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     for kind in KINDS {
@@ -96,7 +96,7 @@ async fn replicas_sentinel_renewals_follow_a_replaced_wait_connection() {
 async fn replicas_standalone_silent_connection_is_replaced() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
-    let options = notified_only().replicas(1, NODE_TIMEOUT * 8 / 10);
+    let options = impatient().replicas(1, NODE_TIMEOUT * 8 / 10);
     let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
     for kind in KINDS {
         let lock = |what: &str| kind.lock(&locks, &format!("{what}-{}", kind.name()));
@@ -134,7 +134,7 @@ async fn replicas_standalone_silent_connection_is_replaced() {
 async fn replicas_standalone_second_connection_is_made_on_demand() {
     let (master, _replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
-    let polling = notified_only().wakeups(redlatch::Wakeups::Poll);
+    let polling = impatient().wakeups(redlatch::Wakeups::Poll);
     let plain = Locks::builder().server(proxy.url()).options(polling.clone()).connect().await.unwrap();
     for kind in KINDS {
         kind.lock(&plain, kind.name()).lock().await.unwrap().release().await.unwrap();
@@ -200,11 +200,11 @@ async fn replicas_standalone_earlier_grants_are_confirmed() {
     let proxy = Proxy::start(master.port()).await;
     let locks = Locks::builder()
         .server(proxy.url())
-        .options(notified_only().ttl(TTL).replicas(1, TIMEOUT))
+        .options(impatient().ttl(TTL).replicas(1, TIMEOUT))
         .connect()
         .await
         .unwrap();
-    let plain = master.locks_with(notified_only()).await;
+    let plain = master.locks_with(impatient()).await;
     let too_few = |outcome: &Result<Option<_>, Error>| matches!(outcome, Err(Error::TooFewReplicas { .. }));
     // This makes the connections and loads the scripts.
     for kind in KINDS {

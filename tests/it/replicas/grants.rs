@@ -6,10 +6,8 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, Options};
 use tokio::time::{Instant, sleep};
 
-use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, stat, urls};
-use crate::support::{
-    AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
-};
+use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, impatient, stat, urls};
+use crate::support::{AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, soon, ttl};
 
 pub(super) const TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -141,14 +139,14 @@ fn lock_like(locks: &Locks, lock: &AnyLock) -> AnyLock {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_grants_wait_for_replicas() {
     let (master, replicas) = group(2).await;
-    let options = notified_only().ttl(Duration::from_secs(3));
+    let options = impatient().ttl(Duration::from_secs(3));
     let locks = master.locks_with(options.clone().replicas(1, TIMEOUT)).await;
     let plain = master.locks_with(options).await;
     let both: Vec<&Server> = replicas.iter().collect();
     confirms_grants(&master, &both, &locks, &plain).await;
     // More replicas than the master has.
     caught_up(&master, 2).await;
-    let many = locks.with_options(ttl(1_500).replicas(3, TIMEOUT)).unwrap();
+    let many = locks.with_options(ttl(1_500).replicas(3, TIMEOUT).node_timeout(NODE_TIMEOUT)).unwrap();
     let outcome = many.mutex("many").unwrap().try_lock().await;
     assert!(matches!(outcome, Err(Error::TooFewReplicas { confirmed: 2, required: 3, .. })), "{outcome:?}");
     // The replica timeout must not exceed the node timeout.
@@ -167,11 +165,11 @@ async fn replicas_standalone_grants_wait_for_replicas() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_do_not_notify_a_waiter_that_the_master_skips() {
     let (master, replicas) = group(1).await;
-    let locks = master.locks_with(notified_only()).await;
+    let locks = master.locks_with(impatient()).await;
     let config = redlatch::deadpool_redis::Config::from_url(master.url());
     let pool = config.create_pool(Some(redlatch::deadpool_redis::Runtime::Tokio1)).unwrap();
     let messages = Proxy::at("127.0.0.3", vec![master.port()]).await;
-    let builder = Locks::builder().pool(pool).subscriber(messages.url()).options(notified_only());
+    let builder = Locks::builder().pool(pool).subscriber(messages.url()).options(impatient());
     let others = builder.connect().await.unwrap();
     messages.lead_to(replicas[0].port());
     messages.cut();
@@ -198,9 +196,9 @@ async fn replicas_do_not_notify_a_waiter_that_the_master_skips() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_missed_by_some_calls_do_not_affect_others() {
     let (master, replicas) = group(1).await;
-    let (plain, holder) = (master.locks_with(notified_only()).await, master.locks().await);
-    let more = plain.with_options(notified_only().replicas(2, TIMEOUT)).unwrap();
-    let one = plain.with_options(notified_only().replicas(1, TIMEOUT)).unwrap();
+    let (plain, holder) = (master.locks_with(impatient()).await, master.locks().await);
+    let more = plain.with_options(impatient().replicas(2, TIMEOUT)).unwrap();
+    let one = plain.with_options(impatient().replicas(1, TIMEOUT)).unwrap();
     for kind in KINDS {
         let busy = Kind::Mutex.lock(&holder, &format!("busy-{}", kind.name()));
         let guard = busy.lock().await.unwrap();
@@ -231,8 +229,8 @@ async fn replicas_missed_by_some_calls_do_not_affect_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
     let master = Server::start().await;
-    let plain = master.locks_with(notified_only()).await;
-    let (confirmed, others) = (notified_only().replicas(1, TIMEOUT), master.locks().await);
+    let plain = master.locks_with(impatient()).await;
+    let (confirmed, others) = (impatient().replicas(1, TIMEOUT), master.locks().await);
     let confirmed = master.locks_with(confirmed).await;
     for kind in KINDS {
         let name = format!("kept-{}", kind.name());
@@ -266,7 +264,7 @@ async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
 async fn replicas_sentinel_grants_wait_for_replicas() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = notified_only().ttl(Duration::from_secs(3));
+    let options = impatient().ttl(Duration::from_secs(3));
     let confirmed = options.clone().replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(confirmed).connect().await.unwrap();
     let plain = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
@@ -304,8 +302,8 @@ async fn replicas_are_refused_for_a_cluster() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_adoptions_wait_for_replicas() {
     let (master, replicas) = group(1).await;
-    let locks = master.locks_with(notified_only().replicas(1, TIMEOUT)).await;
-    let plain = master.locks_with(notified_only()).await;
+    let locks = master.locks_with(impatient().replicas(1, TIMEOUT)).await;
+    let plain = master.locks_with(impatient()).await;
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         let ticket = lock.lock().await.unwrap().into_ticket().unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::{client, notified_only, queued};
-use crate::support::{Oracle, Server, Stopwatch, eventually, soon};
+use crate::support::{Oracle, Server, Stopwatch, eventually, patient, soon};
 
 /// Sends one request of a writer that never polls again: its words, and the shared words.
 async fn write_acquire(server: &Server, own: [&str; 2], shared: [&str; 4]) -> Vec<u64> {
@@ -23,8 +23,8 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let with = |options: Options| locks.with_options(options).unwrap().rwlock("rw").unwrap();
-    let still = with(Options::new().renewal(Renewal::Never));
-    let moving = with(Options::new().ttl(Duration::from_millis(1_500)));
+    let still = with(patient().renewal(Renewal::Never));
+    let moving = with(patient().ttl(Duration::from_millis(1_500)));
     let owners = [Owner::new(), Owner::new()];
     let guards = [
         still.with_owner(&owners[0]).read().await.unwrap(),
@@ -52,7 +52,7 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+    let lock = client(&server, patient()).await;
     let reading = lock.read().await.unwrap();
     let busy = write_acquire(
         &server,
@@ -115,8 +115,8 @@ async fn rwlock_standalone_unknown_fields_are_kept_until_lock_is_free() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
-    let short = client(&server, Options::new().read_ttl(Duration::from_millis(700))).await;
+    let lock = client(&server, patient()).await;
+    let short = client(&server, patient().read_ttl(Duration::from_millis(700))).await;
     let (dead, owner) = (Owner::new(), Owner::new());
     short.with_owner(&dead).read().await.unwrap().leak();
     let mine = lock.with_owner(&owner).read().await.unwrap();
@@ -149,8 +149,8 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
 async fn rwlock_standalone_waiters_acquire_by_age_after_dead_writer() {
     let server = Server::start().await;
     let dying =
-        client(&server, Options::new().write_ttl(Duration::from_millis(700)).renewal(Renewal::Never)).await;
-    let (lock, other) = (client(&server, Options::new()).await, client(&server, Options::new()).await);
+        client(&server, patient().write_ttl(Duration::from_millis(700)).renewal(Renewal::Never)).await;
+    let (lock, other) = (client(&server, patient()).await, client(&server, patient()).await);
     for reader_first in [true, false] {
         let dead = dying.write().await.unwrap();
         let token = dead.lease().fencing_token();
@@ -181,7 +181,7 @@ async fn rwlock_standalone_waiters_acquire_by_age_after_dead_writer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_live_reader_blocks_writer_among_thousands_of_dead() {
     let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+    let lock = client(&server, patient()).await;
     for _ in 0..5 {
         let reading = lock.read().await.unwrap();
         let other = lock.read().await.unwrap();

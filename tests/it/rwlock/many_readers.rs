@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 
-use redlatch::{Mode, Options, Owner, Renewal, RwLock};
+use redlatch::{Mode, Owner, Renewal, RwLock};
 use tokio::task::JoinSet;
 
 use super::{READ_LANE, client, queued};
-use crate::support::{Oracle, Server, eventually, soon};
+use crate::support::{Oracle, Server, eventually, patient, soon};
 
 /// A script with a fixed amount of work. It takes about 3 ms, half of what a script may take.
 const YARDSTICK: &str = "
@@ -49,8 +49,8 @@ async fn rwlock_standalone_read_costs_the_same_beside_ten_thousand_readers() {
     const PAIRS: usize = 100;
     let server = Server::start().await;
     // A long TTL: renewals would be counted.
-    let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
-    let long = Options::new().read_ttl(Duration::from_secs(3_600));
+    let lock = client(&server, patient().read_ttl(Duration::from_secs(3_600))).await;
+    let long = patient().read_ttl(Duration::from_secs(3_600));
     let others = server.locks_with(long.renewal(Renewal::Never)).await;
     let (alone, shared) = (others.rwlock("alone").unwrap(), others.rwlock("rw").unwrap());
     let guards = read_by_many(&lock, READERS).await;
@@ -94,8 +94,8 @@ async fn rwlock_standalone_scripts_are_short_beside_ten_thousand_readers() {
     let mut ratios: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..5 {
         let yardstick = yardstick(&server).await as f64;
-        let lock = client(&server, Options::new().read_ttl(Duration::from_secs(3_600))).await;
-        let other = client(&server, Options::new()).await;
+        let lock = client(&server, patient().read_ttl(Duration::from_secs(3_600))).await;
+        let other = client(&server, patient()).await;
         let owner = Owner::new();
         let one = lock.with_owner(&owner).read().await.unwrap();
         let guards = read_by_many(&lock, READERS).await;
@@ -219,7 +219,7 @@ async fn expire_all_but(server: &Server, owner: &str) {
 async fn rwlock_standalone_release_is_short_past_thousands_of_dead_waiters() {
     let server =
         Server::start_with(&["--slowlog-log-slower-than", "200", "--slowlog-max-len", "100000"]).await;
-    let lock = client(&server, Options::new()).await;
+    let lock = client(&server, patient()).await;
     // Dead by their age, or because their channel has no subscriber.
     for (is_old, owners_differ) in [(false, true), (false, false), (true, true), (true, false)] {
         for channels_differ in [false, true] {

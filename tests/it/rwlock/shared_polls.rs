@@ -7,7 +7,7 @@ use redlatch::{Options, RwLock, RwLockReadGuard};
 use tokio::task::JoinHandle;
 
 use super::{READ_LANE, client};
-use crate::support::{NEVER, Server, Stopwatch, eventually, soon};
+use crate::support::{NEVER, Server, Stopwatch, eventually, patient, soon};
 
 const READERS: usize = 100;
 const QUEUE: &str = "{lock:rw}:waiters";
@@ -16,7 +16,7 @@ const MARKS: f64 = (1u64 << 52) as f64;
 
 /// A claim is as long as the TTL, and a poll is due after 0.7 of it.
 fn options() -> Options {
-    Options::new().read_ttl(Duration::from_secs(2)).poll_cap(NEVER)
+    patient().read_ttl(Duration::from_secs(2)).poll_cap(NEVER)
 }
 
 /// Starts tasks that wait to read, and returns once all of them are queued.
@@ -59,7 +59,7 @@ async fn seen_again(server: &Server, count: usize) {
 #[tokio::test]
 async fn rwlock_standalone_one_poll_keeps_all_readers_of_a_client_waiting() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     let before = server.scripts_run().await;
@@ -80,7 +80,7 @@ async fn rwlock_standalone_one_poll_keeps_all_readers_of_a_client_waiting() {
 #[tokio::test]
 async fn rwlock_standalone_one_reader_at_a_time_also_polls_alone() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let options = options().poll_cap(Duration::from_millis(50));
     let readers = waiting(&server, &client(&server, options).await).await;
     seen_again(&server, READERS).await;
@@ -98,7 +98,7 @@ async fn rwlock_standalone_one_reader_at_a_time_also_polls_alone() {
 #[tokio::test]
 async fn rwlock_standalone_readers_are_kept_waiting_when_others_give_up() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let mut readers = waiting(&server, &client(&server, options()).await).await;
     // The longest wait is the next poll's: each round is likely to take the task that polls.
     while readers.len() > 1 {
@@ -119,7 +119,7 @@ async fn rwlock_standalone_readers_are_kept_waiting_when_others_give_up() {
 #[tokio::test]
 async fn rwlock_standalone_readers_are_kept_waiting_when_most_give_up_at_once() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let options = options().read_ttl(Duration::from_secs(10)); // a claim of 3 s
     let mut readers = waiting(&server, &client(&server, options).await).await;
     for _ in 0..2 {
@@ -138,7 +138,7 @@ async fn rwlock_standalone_readers_are_kept_waiting_when_most_give_up_at_once() 
 #[tokio::test]
 async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     let entries: Vec<(String, f64)> = server.run(&["ZRANGE", QUEUE, "0", "-1", "WITHSCORES"]).await;
@@ -169,7 +169,7 @@ async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
 #[tokio::test]
 async fn rwlock_standalone_readers_without_places_do_not_enter_one_by_one() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     server.run::<u64>(&["DEL", QUEUE]).await;
@@ -181,7 +181,7 @@ async fn rwlock_standalone_readers_without_places_do_not_enter_one_by_one() {
 #[tokio::test]
 async fn rwlock_standalone_a_future_that_is_not_polled_is_not_kept_waiting() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let lock = client(&server, options()).await;
     let mut stalled = Box::pin(lock.read());
     let is_queued = async || server.waiters(QUEUE).await == 1;
@@ -215,7 +215,7 @@ async fn all_enter(readers: Vec<JoinHandle<RwLockReadGuard>>) {
 #[tokio::test]
 async fn rwlock_standalone_readers_enter_after_the_writer_expired() {
     let server = Server::start().await;
-    let writing = client(&server, Options::new()).await.write().await.unwrap();
+    let writing = client(&server, patient()).await.write().await.unwrap();
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     server.run::<u64>(&["DEL", "lock:rw"]).await;

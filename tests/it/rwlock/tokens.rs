@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Fencing, Options, Owner, Renewal};
+use redlatch::{Error, Fencing, Owner, Renewal};
 
 use super::{client, notified_only, queued};
-use crate::support::{Oracle, Server, soon};
+use crate::support::{Oracle, Server, patient, soon};
 
 /// Locks with and without fencing share a name: no lease gets another lease's token, and a lease
 /// without fencing gets none.
@@ -13,7 +13,7 @@ use crate::support::{Oracle, Server, soon};
 async fn rwlock_standalone_lease_has_token_only_if_fencing_is_on() {
     let server = Server::start().await;
     let locks = server.locks().await;
-    let with = |fencing| locks.with_options(Options::new().fencing(fencing)).unwrap().rwlock("rw").unwrap();
+    let with = |fencing| locks.with_options(patient().fencing(fencing)).unwrap().rwlock("rw").unwrap();
     let (on, off) = (with(Fencing::On), with(Fencing::Off));
     let before = on.write().await.unwrap();
     let token = before.lease().fencing_token();
@@ -29,7 +29,7 @@ async fn rwlock_standalone_lease_has_token_only_if_fencing_is_on() {
     }
     reading.release().await.unwrap();
     // The same for a lease that is granted to a waiter.
-    let never = Options::new().fencing(Fencing::Off).renewal(Renewal::Never);
+    let never = patient().fencing(Fencing::Off).renewal(Renewal::Never);
     let never = locks.with_options(never).unwrap();
     let held = on.write().await.unwrap();
     let waiting = queued(&server, &on, {
@@ -95,13 +95,13 @@ async fn rwlock_standalone_tokens_grow_past_tokens_nested_in_unfenced_hold() {
     let server = Server::start().await;
     let far = server.run::<(u64, u64)>(&["TIME"]).await.0 * 1_000_000 + 600_000_000;
     let _: () = server.run(&["SET", "{lock:rw}:fence", &far.to_string(), "PX", "86400000"]).await;
-    let without = client(&server, Options::new().fencing(Fencing::Off)).await;
+    let without = client(&server, patient().fencing(Fencing::Off)).await;
     let owner = Owner::new();
     let mut last = far;
     for round in 0..3 {
         let outer = without.with_owner(&owner).write().await.unwrap();
         assert_eq!(outer.lease().fencing_token(), None);
-        let lock = client(&server, Options::new()).await;
+        let lock = client(&server, patient()).await;
         for guard in
             [lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap()]
         {
@@ -126,7 +126,7 @@ async fn rwlock_standalone_corrupt_counter_returns_error_and_leaves_no_hold() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let off = locks
-        .with_options(Options::new().fencing(Fencing::Off).local_turn(Duration::ZERO))
+        .with_options(patient().fencing(Fencing::Off).local_turn(Duration::ZERO))
         .unwrap()
         .rwlock("rw")
         .unwrap();
@@ -151,7 +151,7 @@ async fn rwlock_standalone_corrupt_counter_returns_error_and_leaves_no_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_tokens_grow_after_counter_is_lost() {
     let server = Server::start().await;
-    let lock = client(&server, Options::new()).await;
+    let lock = client(&server, patient()).await;
     let owner = Owner::new();
     let outer = lock.with_owner(&owner).write().await.unwrap();
     let _: i64 = server.run(&["DEL", "{lock:rw}:fence"]).await;

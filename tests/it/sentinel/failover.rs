@@ -145,7 +145,7 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted_by_waiters() {
     // With replicas, connections are made in pairs, which takes longest to find the new master. The
     // grants themselves wait for no replica.
     let pairs = open(&deployment, notified_only().replicas(1, Duration::from_millis(500))).await;
-    let locks = pairs.with_options(notified_only().replicas(0, Duration::from_millis(500))).unwrap();
+    let locks = pairs.with_options(pairs.options().clone().replicas(0, Duration::from_millis(500))).unwrap();
     let [old, new, _] = [&deployment.masters()[0], &deployment.replicas()[0], &deployment.replicas()[1]];
     let cut_off = old.locks().await;
     let held = cut_off.mutex("a").unwrap().lock().await.unwrap();

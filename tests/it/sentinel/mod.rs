@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Locks, Options};
 use tokio::runtime::Handle;
 
-use crate::support::failover::urls;
+use crate::support::failover::{NODE_TIMEOUT, urls};
 use crate::support::{Deployment, Server, Stopwatch, Topology, eventually};
 
 /// The name of the master, as the sentinels know it.
@@ -17,7 +17,7 @@ const MASTER: &str = "mymaster";
 async fn open(deployment: &Deployment, options: Options) -> Locks {
     Locks::builder()
         .sentinel(urls("127.0.0.1", deployment.sentinels()), MASTER)
-        .options(options)
+        .options(options.node_timeout(NODE_TIMEOUT))
         .connect()
         .await
         .unwrap()

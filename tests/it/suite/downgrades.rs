@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Mode, Options, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Hold, Setup, eventually, notified_only, renewed_by, soon};
+use crate::support::{Hold, Setup, eventually, notified_only, patient, renewed_by, soon};
 
 pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
     let options = notified_only().read_ttl(Duration::from_secs(9)).write_ttl(Duration::from_secs(50));
@@ -46,7 +46,7 @@ pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
 
 /// What a write has reserved for its turn is not given back by a downgrade.
 pub async fn counter_stays_behind_the_clock_with_downgrades_in_turns(setup: Setup) {
-    let lock = setup.rwlock(Options::new()).await;
+    let lock = setup.rwlock(patient()).await;
     let tasks: Vec<_> = (0..8)
         .map(|_| {
             let lock = lock.clone();
@@ -70,7 +70,7 @@ pub async fn counter_stays_behind_the_clock_with_downgrades_in_turns(setup: Setu
 
 pub async fn downgraded_lease_is_renewed(setup: Setup) {
     let short = Duration::from_secs(2);
-    let lock = setup.rwlock(Options::new().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
+    let lock = setup.rwlock(patient().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
     let mine = lock.write().await.unwrap().downgrade().await.unwrap();
     renewed_by(mine.lease(), short).await;
     assert!(setup.deployment.has_holders(lock.name()).await);
@@ -90,7 +90,7 @@ pub async fn late_downgrade_reply_yields_no_longer_lease(setup: Setup) {
     let (read_ttl, late) = (Duration::from_secs(30), Duration::from_secs(1));
     let options = Options::new().read_ttl(read_ttl).node_timeout(Duration::from_secs(15)).drift(0.001);
     let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
-    let watcher = setup.rwlock(Options::new()).await;
+    let watcher = setup.rwlock(patient()).await;
     let key = lock.name().key();
     // The server knows the script from here on.
     lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
@@ -118,7 +118,7 @@ pub async fn late_downgrade_reply_yields_no_longer_lease(setup: Setup) {
 pub async fn downgrade_keeps_ttl_of_other_holds(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
-        let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
+        let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
     let (long, short) = (with(100), with(5));
@@ -146,7 +146,7 @@ pub async fn downgrade_keeps_ttl_of_other_holds(setup: Setup) {
 
 /// A downgrade converts one of several write holds; the others remain.
 pub async fn downgrade_converts_one_of_several_holds(setup: Setup) {
-    let lock = setup.rwlock(Options::new()).await;
+    let lock = setup.rwlock(patient()).await;
     let owner = Owner::new();
     let (outer, inner) =
         (lock.with_owner(&owner).write().await.unwrap(), lock.with_owner(&owner).write().await.unwrap());
@@ -170,7 +170,7 @@ pub async fn downgrade_counts_once_if_its_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.client_behind(&proxy, options).await.rwlock("rw").unwrap();
-    let watcher = setup.rwlock(Options::new()).await;
+    let watcher = setup.rwlock(patient()).await;
     lock.write().await.unwrap().downgrade().await.unwrap().release().await.unwrap();
     for _ in 0..10 {
         let writing = lock.write().await.unwrap();

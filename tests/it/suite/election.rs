@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use redlatch::{Error, Lease, Locks, Options};
+use redlatch::{Error, Lease, Locks};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -150,7 +150,8 @@ pub async fn an_election_outlasts_an_outage(setup: Setup) {
         let witness = witness.clone();
         setup.queued("lock:witness", async move { witness.lock().await.map(drop) }).await
     };
-    let limited = second.with_options(Options::new().outage_limit(Duration::from_millis(300))).unwrap();
+    let limited =
+        second.with_options(second.options().clone().outage_limit(Duration::from_millis(300))).unwrap();
     setup.deployment.pause();
     record.steps_down().await;
     assert!(setup.failed(&soon("the queued call fails", failing).await.unwrap()));

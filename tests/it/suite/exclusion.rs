@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Fencing, Options, Renewal};
+use redlatch::{Error, Fencing, Renewal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Setup, Stopwatch, eventually, soon, ttl};
+use crate::support::{Setup, Stopwatch, eventually, patient, soon, ttl};
 
 pub async fn holders_exclude_each_other_and_tokens_grow(setup: Setup) {
     const TASKS: u64 = 4;
@@ -57,7 +57,7 @@ pub async fn try_lock_returns_none_while_held(setup: Setup) {
 pub async fn renewal_holds_lock_for_three_ttls(setup: Setup) {
     // On a busy machine, no task may run for two seconds.
     let span = Duration::from_secs(3);
-    let lock = setup.lock_with("long", Options::new().ttl(span)).await;
+    let lock = setup.lock_with("long", patient().ttl(span)).await;
     let other = setup.rival("long").await;
     let guard = lock.lock().await.unwrap();
     let end = Instant::now() + 3 * span;

@@ -8,12 +8,12 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{AnyLock, Proxy, Setup, Stopwatch, eventually, renewed_by, soon, ttl};
+use crate::support::{AnyLock, Proxy, Setup, Stopwatch, eventually, patient, renewed_by, soon, ttl};
 
 /// The acquire ran, its reply is lost, and it is sent again: the server counts one hold.
 pub async fn acquire_counts_once_if_its_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "lossy", Options::new()).await;
+    let lock = setup.lock_behind(&proxy, "lossy", patient()).await;
     let watcher = setup.lock("lossy").await;
     warm_up(&lock).await;
     let mut lost = 0;
@@ -38,7 +38,7 @@ pub async fn acquire_counts_once_if_its_reply_is_lost(setup: Setup) {
 /// but gets the answer that the first one got.
 pub async fn release_succeeds_if_its_first_reply_is_lost(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "released", Options::new()).await;
+    let lock = setup.lock_behind(&proxy, "released", patient()).await;
     let watcher = setup.lock("released").await;
     warm_up(&lock).await;
     for round in 0..6 {
@@ -56,7 +56,7 @@ pub async fn release_succeeds_if_its_first_reply_is_lost(setup: Setup) {
 /// The connection is cut in the middle of a request, after various numbers of bytes.
 pub async fn requests_succeed_after_connection_is_cut(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "cut", Options::new()).await;
+    let lock = setup.lock_behind(&proxy, "cut", patient()).await;
     let watcher = setup.lock("cut").await;
     warm_up(&lock).await;
     for bytes in (1..700).step_by(37) {
@@ -171,7 +171,7 @@ pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
     let proxy = setup.proxy().await;
     let (inside, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let cuts = Arc::new(AtomicUsize::new(0));
-    let options = Options::new().poll_cap(Duration::from_millis(100));
+    let options = patient().poll_cap(Duration::from_millis(100));
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let lock = setup.lock_behind(&proxy, "reset", options.clone()).await;
@@ -291,7 +291,7 @@ pub async fn waiters_acquire_while_subscribers_are_killed(setup: Setup) {
             sleep(Duration::from_millis(3)).await;
         }
     });
-    let options = Options::new().poll_cap(Duration::from_millis(100));
+    let options = patient().poll_cap(Duration::from_millis(100));
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let lock = setup.lock_with("unheard", options.clone()).await;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Nesting, Options, Owner, ReentrantLock};
+use redlatch::{Error, Nesting, Owner, ReentrantLock};
 
 use super::readers::assert_gone;
-use crate::support::{Setup, Stopwatch, eventually, idles, soon, ttl};
+use crate::support::{Setup, Stopwatch, eventually, idles, patient, soon, ttl};
 
 async fn count(setup: &Setup, lock: &ReentrantLock) -> u64 {
     setup.state_of(lock.name()).await.writer.map_or(0, |hold| hold.count)
@@ -195,7 +195,7 @@ pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
 pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
     for nesting in [Nesting::Counted, Nesting::Local] {
         let lock = setup
-            .client_with(Options::new().max_depth(3).nesting(nesting))
+            .client_with(patient().max_depth(3).nesting(nesting))
             .await
             .reentrant("deep", &Owner::new())
             .unwrap();
@@ -320,7 +320,7 @@ pub async fn one_of_several_holds_is_adopted(setup: Setup) {
 }
 
 pub async fn guards_of_one_local_hold_become_no_ticket(setup: Setup) {
-    let locks = setup.client_with(Options::new().nesting(Nesting::Local)).await;
+    let locks = setup.client_with(patient().nesting(Nesting::Local)).await;
     let lock = locks.reentrant("local", &Owner::new()).unwrap();
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
     let refused = inner.into_ticket().unwrap_err();

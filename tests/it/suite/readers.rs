@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Mode, Options, Owner, Renewal};
+use redlatch::{Error, Mode, Owner, Renewal};
 
 use super::queued;
-use crate::support::{Hold, Setup, Stopwatch, eventually, notified_only, soon};
+use crate::support::{Hold, Setup, Stopwatch, eventually, notified_only, patient, soon};
 
 /// A crashed reader blocks writers until its own TTL expires, however long other readers stay.
 pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
     let short = Duration::from_millis(500);
-    let lock = setup.rwlock(Options::new()).await;
-    let dying = setup.rwlock(Options::new().read_ttl(short)).await;
+    let lock = setup.rwlock(patient()).await;
+    let dying = setup.rwlock(patient().read_ttl(short)).await;
     // Another reader is renewed all the time; it is released before the dead reader's hold expires,
     // or after.
     for leaves_first in [true, false] {
@@ -44,7 +44,7 @@ pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
 pub async fn owners_expire_independently(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
-        let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
+        let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
     let (long, middle, short) = (with(100), with(50), with(5));
@@ -74,7 +74,7 @@ pub async fn owners_expire_independently(setup: Setup) {
         guard.release().await.unwrap();
     }
     // Each side has a TTL of its own.
-    let options = Options::new().read_ttl(Duration::from_secs(7)).write_ttl(Duration::from_secs(70));
+    let options = patient().read_ttl(Duration::from_secs(7)).write_ttl(Duration::from_secs(70));
     let sided = locks.with_options(options.renewal(Renewal::Never)).unwrap().rwlock("rw").unwrap();
     let writing = sided.with_owner(&one).write().await.unwrap();
     let reading = sided.with_owner(&one).read().await.unwrap();
@@ -245,7 +245,7 @@ pub async fn inspect_reports_both_sides(setup: Setup) {
 }
 
 pub async fn read_beyond_max_readers_is_refused(setup: Setup) {
-    let options = Options::new().max_readers(3);
+    let options = patient().max_readers(3);
     let lock = setup.rwlock(options.clone()).await;
     let dying = setup.rwlock(options.read_ttl(Duration::from_millis(300))).await;
     let owner = Owner::new();
@@ -280,7 +280,7 @@ pub async fn read_beyond_max_readers_is_refused(setup: Setup) {
     let writing = lock.write().await.unwrap();
     let mut readers = Vec::new();
     for _ in 0..3 {
-        let other = setup.rwlock(Options::new().max_readers(3)).await;
+        let other = setup.rwlock(patient().max_readers(3)).await;
         readers.push(queued(&setup, &lock, async move { other.read().await?.release().await }).await);
     }
     assert!(matches!(soon("the reader is refused", lock.read()).await, Err(Error::TooManyReaders { .. })));

@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use redlatch::{Error, LeaseEnd, Options, Renewal};
+use redlatch::{Error, LeaseEnd, Renewal};
 
-use crate::support::{Random, Setup, Stopwatch, eventually, idles, soon, ttl};
+use crate::support::{Random, Setup, Stopwatch, eventually, idles, patient, soon, ttl};
 
 pub async fn guard_drop_releases(setup: Setup) {
     let (lock, other) = (setup.lock("dropped").await, setup.rival("dropped").await);
@@ -73,7 +73,7 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
     let lock = setup.lock_with("forced", ttl(3_000)).await;
     assert!(!lock.force_release().await.unwrap(), "the lock is not held");
     let guard = lock.lock().await.unwrap();
-    let other = setup.rival_with("forced", Options::new().poll_cap(Duration::from_secs(10))).await;
+    let other = setup.rival_with("forced", patient().poll_cap(Duration::from_secs(10))).await;
     let waiting = tokio::spawn({
         let other = other.clone();
         async move { other.lock().await }
@@ -99,7 +99,7 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
 /// The median of five: a waiter that is not granted the lock may find it free by a poll that comes
 /// just then.
 pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
-    let options = Options::new().poll_cap(Duration::from_secs(10));
+    let options = patient().poll_cap(Duration::from_secs(10));
     let (lock, other) = (setup.lock("seized").await, setup.rival_with("seized", options).await);
     let mut times = Vec::new();
     for _ in 0..2 {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Mode, Options, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::{Error, Mode, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::queued;
-use crate::support::{Setup, eventually, notified_only, soon};
+use crate::support::{Setup, eventually, notified_only, patient, soon};
 
 #[derive(Debug)]
 enum Guard {
@@ -31,7 +31,7 @@ async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
 }
 
 pub async fn owner_and_stranger_acquire_as_the_table_lists(setup: Setup) {
-    let (lock, elsewhere) = (setup.rwlock(Options::new()).await, setup.rwlock(Options::new()).await);
+    let (lock, elsewhere) = (setup.rwlock(patient()).await, setup.rwlock(patient()).await);
     // The owner's holds; whether it may read and write; whether a stranger may read and write.
     let table: [(&[&str], [bool; 2], [bool; 2]); 7] = [
         (&[], [true, true], [true, true]),
@@ -78,7 +78,7 @@ pub async fn owner_and_stranger_acquire_as_the_table_lists(setup: Setup) {
 /// Neither of two readers may write. A caller without an owner is a stranger to every hold, its own
 /// included.
 pub async fn write_is_refused_beside_another_reader(setup: Setup) {
-    let lock = setup.rwlock(Options::new()).await;
+    let lock = setup.rwlock(patient()).await;
     let (one, other) = (Owner::new(), Owner::new());
     let (first, second) =
         (lock.with_owner(&one).read().await.unwrap(), lock.with_owner(&other).read().await.unwrap());
@@ -114,7 +114,7 @@ pub async fn write_is_refused_beside_another_reader(setup: Setup) {
 pub async fn inner_write_keeps_larger_ttl(setup: Setup) {
     let locks = setup.client().await;
     let with = |seconds: u64| {
-        let options = Options::new().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
+        let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
     let (long, short) = (with(100), with(5));
@@ -140,7 +140,7 @@ pub async fn inner_write_keeps_larger_ttl(setup: Setup) {
 }
 
 pub async fn reads_and_writes_of_an_owner_are_counted_separately(setup: Setup) {
-    let lock = setup.rwlock(Options::new()).await;
+    let lock = setup.rwlock(patient()).await;
     let owner = Owner::new();
     let mut writes = Vec::new();
     let mut reads = Vec::new();
@@ -197,7 +197,7 @@ pub async fn read_stays_held_after_write_is_released(setup: Setup) {
 }
 
 pub async fn each_side_returns_too_deep_beyond_max_depth(setup: Setup) {
-    let lock = setup.rwlock(Options::new().max_depth(3)).await;
+    let lock = setup.rwlock(patient().max_depth(3)).await;
     let owner = Owner::new();
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for _ in 0..3 {
@@ -222,7 +222,7 @@ pub async fn each_side_returns_too_deep_beyond_max_depth(setup: Setup) {
 /// Each writer gets a new token. A reader gets the last writer's token, or one that is smaller than
 /// every later writer's.
 pub async fn tokens_grow_with_each_write(setup: Setup) {
-    let lock = setup.rwlock(Options::new()).await;
+    let lock = setup.rwlock(patient()).await;
     let mut last = None;
     for _ in 0..3 {
         let writing = lock.write().await.unwrap();
@@ -244,7 +244,7 @@ pub async fn tokens_grow_with_each_write(setup: Setup) {
     assert!(writing.lease().fencing_token() > reading.lease().fencing_token());
     writing.release().await.unwrap();
     reading.release().await.unwrap();
-    let unfenced = setup.rwlock(Options::new().fencing(redlatch::Fencing::Off)).await;
+    let unfenced = setup.rwlock(patient().fencing(redlatch::Fencing::Off)).await;
     for _ in 0..2 {
         let reading = unfenced.read().await.unwrap();
         assert_eq!(reading.lease().fencing_token(), None);

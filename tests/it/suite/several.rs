@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch::{All, Error, Leases, Locks, Member, MembersError, Options, Owner};
 
-use crate::support::{LONGEST_WAIT, Random, Setup, eventually, soon, ttl};
+use crate::support::{LONGEST_WAIT, Random, Setup, eventually, patient, soon, ttl};
 
 /// One of each kind and side. Two of them are in one slot of a cluster.
 fn one_of_each(locks: &Locks, owner: &Owner) -> All {
@@ -117,7 +117,7 @@ pub async fn a_name_twice_is_an_error_before_any_request(setup: Setup) {
     let name = |name: &str| locks.mutex(name).unwrap();
     let twice = locks.all([name("a"), name("b"), name("a")]).unwrap_err();
     assert!(matches!(&twice, Error::Members(MembersError::Twice(name)) if name.as_str() == "a"), "{twice:?}");
-    let elsewhere = locks.with_options(Options::new().prefix("elsewhere:")).unwrap();
+    let elsewhere = locks.with_options(patient().prefix("elsewhere:")).unwrap();
     let same_name = locks.all([name("a"), elsewhere.mutex("a").unwrap()]).unwrap_err();
     let is_twice = |error: &Error| matches!(error, Error::Members(MembersError::Twice(_)));
     assert!(is_twice(&same_name), "leases are found by name: {same_name:?}");
@@ -135,7 +135,7 @@ pub async fn a_name_twice_is_an_error_before_any_request(setup: Setup) {
     let foreign = locks.all([other.mutex("d").unwrap()]).unwrap_err();
     assert!(matches!(&foreign, Error::Members(MembersError::OtherClient(name)) if name.as_str() == "d"));
     assert!(foreign.to_string().starts_with("\"d\" is a lock of another client"));
-    let minimum = Options::new().hold_at_least(Duration::from_secs(1));
+    let minimum = patient().hold_at_least(Duration::from_secs(1));
     let kept = locks.with_options(minimum).unwrap().mutex("kept").unwrap();
     let kept = locks.all([kept]).unwrap_err();
     assert!(matches!(&kept, Error::Members(MembersError::HoldAtLeast(name)) if name.as_str() == "kept"));

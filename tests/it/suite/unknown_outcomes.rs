@@ -6,7 +6,7 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, renewed_by, soon, ttl};
+use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, patient, renewed_by, soon, ttl};
 
 /// The server restarts from an old snapshot, and the first request detects the restart.
 pub async fn tokens_grow_after_restart_from_old_snapshot(mut setup: Setup) {
@@ -76,7 +76,7 @@ pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
 
 /// The first waiter of the client runs on a runtime that ends soon after.
 pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) {
-    let options = Options::new().poll_cap(Duration::from_secs(10));
+    let options = patient().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("runtimes", options).await;
     let holder = setup.rival("runtimes").await;
     let guard = holder.lock().await.unwrap();
@@ -200,7 +200,7 @@ pub async fn guard_dropped_during_outage_is_released_after_it(setup: Setup) {
 
 /// The client renews a broken subscription and receives notifications again.
 pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
-    let options = Options::new().poll_cap(Duration::from_secs(10));
+    let options = patient().poll_cap(Duration::from_secs(10));
     let lock = setup.lock_with("again", options).await;
     let holder = setup.rival("again").await;
     let (mut times, mut broken) = (Vec::new(), Vec::new());

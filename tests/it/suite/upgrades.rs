@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Mode, Options, Owner};
+use redlatch::{Error, Mode, Owner};
 
 use super::queued;
-use crate::support::{Setup, Stopwatch, eventually, notified_only, soon};
+use crate::support::{Setup, Stopwatch, eventually, notified_only, patient, soon};
 
 pub async fn upgrade_succeeds_once_owner_is_sole_reader(setup: Setup) {
     let (lock, other) = (setup.rwlock(notified_only()).await, setup.rwlock(notified_only()).await);
@@ -43,7 +43,7 @@ pub async fn upgrade_succeeds_once_owner_is_sole_reader(setup: Setup) {
 }
 
 pub async fn second_upgrade_returns_would_deadlock(setup: Setup) {
-    let (lock, elsewhere) = (setup.rwlock(Options::new()).await, setup.rwlock(Options::new()).await);
+    let (lock, elsewhere) = (setup.rwlock(patient()).await, setup.rwlock(patient()).await);
     for other in [&lock, &elsewhere] {
         let (one, two) = (Owner::new(), Owner::new());
         let (first, second) =

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Error, Options};
+use redlatch::Error;
 use tokio::time::Instant;
 
-use crate::support::{Setup, Stopwatch, Wake, eventually, soon, ttl};
+use crate::support::{Setup, Stopwatch, Wake, eventually, patient, soon, ttl};
 
 /// A `poll_cap` that has no effect: a waiter polls after half a claim, which is at most a second
 /// and a half.
@@ -105,7 +105,7 @@ pub async fn lock_times_out_and_leaves_queue(setup: Setup) {
 }
 
 pub async fn release_grants_at_once_to_waiter(setup: Setup) {
-    let options = Options::new().poll_cap(NEVER);
+    let options = patient().poll_cap(NEVER);
     let (lock, other) = (setup.rival("prompt").await, setup.lock_with("prompt", options).await);
     let mut times = Vec::new();
     for _ in 0..2 {
@@ -160,7 +160,7 @@ pub async fn granted_lease_is_renewed_before_its_claim_ends(setup: Setup) {
 
 /// Without renewals, the lease would end with its claim, so the waiter requests its whole TTL.
 pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
-    let options = Options::new().renewal(redlatch::Renewal::Never);
+    let options = patient().renewal(redlatch::Renewal::Never);
     let (lock, other) = (setup.rival("unrenewed").await, setup.lock_with("unrenewed", options).await);
     let guard = lock.lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -183,7 +183,7 @@ pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
 pub async fn waiter_acquires_after_holder_expires(setup: Setup) {
     // The holder has crashed: no message is published.
     let lock = setup.rival_with("expiring", ttl(500)).await;
-    let other = setup.lock_with("expiring", Options::new().poll_cap(NEVER)).await;
+    let other = setup.lock_with("expiring", patient().poll_cap(NEVER)).await;
     let mut times = Vec::new();
     for _ in 0..2 {
         lock.lock().await.unwrap().leak();
@@ -208,7 +208,7 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
         let mut times = Vec::new();
         for _ in 0..3 {
             // A client of its own has no subscription yet.
-            let options = Options::new().poll_cap(NEVER);
+            let options = patient().poll_cap(NEVER);
             let other = setup.lock_behind(&proxy, "gap", options).await;
             let guard = lock.lock().await.unwrap();
             proxy.set_drops_requests(drops_requests);

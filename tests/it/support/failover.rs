@@ -2,16 +2,21 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Lease, Locks};
+use redlatch::{Error, Lease, Locks, Options};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, eventually, soon};
+use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, eventually, notified_only, soon};
 
 pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 /// The crate's default, and the unit in which the tests measure how long calls take to fail.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Options of waiters that acquire early only if they are notified, and that soon give up a server.
+pub fn impatient() -> Options {
+    notified_only().node_timeout(NODE_TIMEOUT)
+}
 
 /// What calls take beyond the time for which they wait.
 pub const SLACK: Duration = Duration::from_secs(1);

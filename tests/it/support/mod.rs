@@ -45,7 +45,7 @@ pub use sentinel::MASTER;
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
 pub use server::{Server, connect, count_waiters};
-pub use setup::{Cell, Protocol, Setup, Wake, idles, ttl};
+pub use setup::{Cell, Protocol, Setup, Wake, idles, patient, ttl};
 pub use stopwatch::Stopwatch;
 
 use std::future::Future;

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use redlatch::{Options, RwInspection, RwLock};
 
+use super::patient;
+
 /// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 pub const NEVER: Duration = Duration::from_secs(10);
 
 /// Options of waiters that acquire early only if they are notified.
 pub fn notified_only() -> Options {
-    Options::new().poll_cap(NEVER)
+    patient().poll_cap(NEVER)
 }
 
 pub async fn see(lock: &RwLock) -> RwInspection {

@@ -119,7 +119,7 @@ impl Server {
     }
 
     pub async fn locks(&self) -> Locks {
-        Locks::open(&self.url()).await.unwrap()
+        self.locks_with(super::patient()).await
     }
 
     pub async fn locks_with(&self, options: Options) -> Locks {

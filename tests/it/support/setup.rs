@@ -70,7 +70,7 @@ impl Setup {
 
     /// A new client, as another process would have it.
     pub async fn client(&self) -> Locks {
-        self.client_with(Options::new()).await
+        self.client_with(patient()).await
     }
 
     pub async fn client_with(&self, options: Options) -> Locks {
@@ -106,7 +106,7 @@ impl Setup {
 
     /// A client with this way to be woken.
     pub async fn client_woken(&self, wake: Wake) -> Locks {
-        open::open(&self.deployment, DIRECT, self.protocol, wake, Options::new()).await.unwrap()
+        open::open(&self.deployment, DIRECT, self.protocol, wake, patient()).await.unwrap()
     }
 
     /// A lock of this kind through a new client, which reaches all servers through the proxy.
@@ -121,7 +121,7 @@ impl Setup {
 
     /// A lock of this kind through a new client.
     pub async fn lock(&self, name: &str) -> AnyLock {
-        self.lock_with(name, Options::new()).await
+        self.lock_with(name, patient()).await
     }
 
     pub async fn lock_with(&self, name: &str, options: Options) -> AnyLock {
@@ -130,7 +130,7 @@ impl Setup {
 
     /// The same lock through a new client, of the kind that this one excludes.
     pub async fn rival(&self, name: &str) -> AnyLock {
-        self.rival_with(name, Options::new()).await
+        self.rival_with(name, patient()).await
     }
 
     pub async fn rival_with(&self, name: &str, options: Options) -> AnyLock {
@@ -214,7 +214,13 @@ fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
+/// Options of a test that is not about the node timeout. Machines are shared: a server that replies
+/// after a second is slow, not away.
+pub fn patient() -> Options {
+    Options::new().node_timeout(Duration::from_secs(15))
+}
+
 /// Short leases, for tests that wait for them to end.
 pub fn ttl(millis: u64) -> Options {
-    Options::new().ttl(Duration::from_millis(millis))
+    patient().ttl(Duration::from_millis(millis))
 }
