@@ -345,6 +345,9 @@ impl Options {
     /// hands the lock to the task that has waited longest, if its options are the same; tasks that
     /// read join the hold. Each has a lease of its own.
     ///
+    /// A grant reserves up to 1,000 fencing tokens for that, if tasks compete for the lock, or did
+    /// so lately: once they are used, the turn is over.
+    ///
     /// Other clients wait longer for a lock by up to this time for each client before them.
     ///
     /// **What it does not**: pass or share a hold that has an owner, since other processes may

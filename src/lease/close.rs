@@ -26,6 +26,8 @@ impl Client {
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
         let keeper = &self.keeper;
         keeper.end_all();
+        self.local_queues.end_turns();
+        self.joint_queues.end_turns();
         let waiting = pin!(async { timeout(limit, keeper.all_released()).await.is_ok() });
         let is_in_time = self.with_runtime(waiting).await.unwrap_or(false);
         if keeper.has_ended() {
@@ -111,6 +113,12 @@ impl OpenCall {
     pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
         let place = keeper.closing.open_calls.lock().insert(name.clone());
         OpenCall { keeper: Arc::clone(keeper), place }
+    }
+}
+
+impl OpenCall {
+    pub(super) fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
     }
 }
 

@@ -115,11 +115,13 @@ impl Cohort {
     }
 
     /// Leaves the hold to the task that comes to the front next. Returns it if there is none, or no
-    /// time: the timer may have ended while no task held it.
+    /// time: the timer may have ended while no task held it. Or the client closes meanwhile.
     pub(super) fn pass(self: &Arc<Cohort>, hold: PassedHold, front: LocalFront) -> Option<PassedHold> {
+        let keeper = Arc::clone(hold.call.keeper());
         *self.state.lock() = CohortState::Passed(Box::new(hold));
         self.has_passed.store(true, Ordering::Relaxed);
-        if front.pass(Arc::<Cohort>::clone(self)) && self.has_time() {
+        // In this order: a close ends all turns after it has begun, and so finds what is passed.
+        if front.pass(Arc::<Cohort>::clone(self)) && self.has_time() && !keeper.closing.has_begun() {
             return None;
         }
         let mut state = self.state.lock();

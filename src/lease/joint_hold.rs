@@ -15,6 +15,7 @@ use std::pin::pin;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use slab::Slab;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
@@ -62,6 +63,8 @@ struct Group {
     /// Until when others may join.
     until: Moment,
     state: Guarded<GroupState>,
+    /// A task has joined, or no further one is expected, while `leaving` wait for that.
+    changed: Notify,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -72,8 +75,14 @@ struct GroupState {
     /// Tasks wait that are to join it: one that holds it only for a moment must not release it
     /// before they run.
     expects_waiters: bool,
+    /// How many tasks that were the last member wait for those: one of them releases the hold if
+    /// none comes.
+    leaving: usize,
     is_leaked: bool,
 }
+
+/// A task that waits as the last member. Dropped, the hold is left to the next, or to the keeper.
+struct Leaving<'a>(&'a Group);
 
 impl Acquire for Hold {
     async fn join(request: &LockRequest) -> Option<Hold> {
@@ -103,6 +112,9 @@ impl Acquire for Hold {
                 progress.woken = WakeReason::Local;
                 return Ok(Hold::Joint(part));
             }
+            // With other options, it waits in Redis, maybe for long, at the front: the hold is not
+            // to last until then.
+            request.client.joint_queues.end_turn(&request.name);
             // The last of those that were admitted together, and come too late.
             if !front.is_one_of_several() {
                 let hold = wait_in_redis(request, progress, None).await?;
@@ -184,7 +196,12 @@ impl JointHold {
         }
         let place = {
             let mut state = group.state.lock();
-            state.hold.as_ref()?;
+            if state.hold.is_none() || state.is_leaked {
+                return None;
+            }
+            if state.leaving > 0 {
+                group.changed.notify_waiters();
+            }
             state.members.insert(Caller::current())
         };
         Some(JointHold::new(group, place))
@@ -196,7 +213,10 @@ impl JointHold {
     }
 
     async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
-        let (end, hold) = self.leave(LeaseEnd::Released);
+        let (end, mut hold, is_last) = self.leave(LeaseEnd::Released);
+        if is_last && hold.is_none() {
+            hold = self.group.last_hold().await;
+        }
         if let Some(hold) = hold {
             return hold.release(together).await;
         }
@@ -228,13 +248,15 @@ impl JointHold {
         hold.ok_or(self)
     }
 
-    /// Ends its lease. Returns how that ended, and the hold if it was the last member.
-    fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>) {
-        let Some(place) = self.place.take() else { return (how, None) };
+    /// Ends its lease. Returns how that ended, and the hold if no task uses it or is expected to;
+    /// and whether it was the last member of a hold that others are expected to join.
+    fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>, bool) {
+        let Some(place) = self.place.take() else { return (how, None, false) };
         let end = self.end(how);
         let mut state = self.group.state.lock();
         state.members.try_remove(place);
-        (end, self.group.take_if_unused(state))
+        let is_last = state.expects_waiters && state.members.is_empty() && state.hold.is_some();
+        (end, self.group.take_if_unused(state), is_last)
     }
 
     fn end(&mut self, how: LeaseEnd) -> LeaseEnd {
@@ -267,9 +289,15 @@ impl Group {
         let mut members = Slab::new();
         let place = members.insert(Caller::current());
         let waited_for = front.filter(|front| front.has_waiters_behind());
-        let (expects_waiters, is_leaked) = (waited_for.is_some(), false);
-        let state = Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked });
-        let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
+        let state = GroupState {
+            hold: Some(hold),
+            members,
+            expects_waiters: waited_for.is_some(),
+            leaving: 0,
+            is_leaked: false,
+        };
+        let (state, changed, timer) = (Guarded::new(state), Notify::new(), OnceLock::new());
+        let group = Arc::new(Group { client, lease, until, state, changed, timer });
         let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
         group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
         if let Some(front) = waited_for {
@@ -287,6 +315,26 @@ impl Group {
             group.end();
         });
         self.timer.get_or_init(|| timer.abort_handle());
+    }
+
+    /// The hold, unless another task joins it. Called by the last member: those that are expected
+    /// may come too late, and then its release is to be confirmed.
+    async fn last_hold(&self) -> Option<OwnedLease> {
+        self.state.lock().leaving += 1;
+        let _leaving = Leaving(self);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let outcome = {
+                let state = self.state.lock();
+                let is_decided = !state.members.is_empty() || !state.expects_waiters;
+                is_decided.then(|| self.take_if_unused(state))
+            };
+            if let Some(hold) = outcome {
+                return hold;
+            }
+            changed.await;
+        }
     }
 
     /// The hold, once no task uses it.
@@ -311,7 +359,11 @@ impl Turn for Group {
     fn end(&self) {
         let mut state = self.state.lock();
         state.expects_waiters = false;
-        drop(self.take_if_unused(state)); // released in the background
+        if state.leaving > 0 {
+            self.changed.notify_waiters();
+        } else {
+            drop(self.take_if_unused(state)); // released in the background
+        }
         self.timer.get().into_iter().for_each(AbortHandle::abort);
     }
 
@@ -321,6 +373,16 @@ impl Turn for Group {
 
     fn is_used_by(&self, caller: Caller) -> bool {
         self.state.lock().members.iter().any(|(_, member)| *member == caller)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.leaving -= 1;
+        if state.leaving == 0 {
+            drop(self.0.take_if_unused(state)); // released in the background
+        }
     }
 }
 

@@ -25,6 +25,9 @@ struct Queues {
     by_name: HashMap<Name, LocalQueue>,
     /// How recently tasks competed for a lock, by a part of the hash of its name: zero if not.
     competition: [u8; 256],
+    /// The largest token that the server has granted, by the same part: also of a lock for which no
+    /// task waits any more.
+    last_tokens: Box<[u64; 256]>,
     /// The newest turn of each lock that tasks may join, while it lasts.
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
 }
@@ -59,8 +62,6 @@ struct LocalQueue {
     passed: Option<Arc<dyn Turn>>,
     /// The turn that began last, if it lasts.
     turn: Option<Weak<dyn Turn>>,
-    /// The token that the server granted last.
-    last_token: u64,
     /// How many holds in a row took longer than a turn.
     slow_holds: u32,
 }
@@ -103,15 +104,25 @@ struct LocalEntry {
 
 impl Default for Queues {
     fn default() -> Queues {
-        Queues { by_name: HashMap::new(), competition: [0; 256], shared_turns: HashMap::new() }
+        Queues {
+            by_name: HashMap::new(),
+            competition: [0; 256],
+            last_tokens: Box::new([0; 256]),
+            shared_turns: HashMap::new(),
+        }
     }
 }
 
 impl Queues {
+    /// Where the tables have the lock, beside others.
+    fn place(&self, name: &Name) -> usize {
+        usize::from(self.by_name.hasher().hash_one(name).to_be_bytes()[0])
+    }
+
     /// Whether tasks competed for the lock lately; notes whether they do now.
     fn expects_others(&mut self, name: &Name, competes: bool) -> bool {
-        let hash = self.by_name.hasher().hash_one(name).to_be_bytes()[0];
-        let competition = &mut self.competition[usize::from(hash)];
+        let place = self.place(name);
+        let competition = &mut self.competition[place];
         let expects_others = *competition > 0;
         *competition = if competes { COMPETITION } else { competition.saturating_sub(1) };
         expects_others
@@ -133,7 +144,6 @@ impl LocalQueues {
             entering: 0,
             passed: None,
             turn: None,
-            last_token: 0,
             slow_holds: 0,
         });
         local_queue.waiters += 1;
@@ -188,6 +198,16 @@ impl LocalQueues {
         };
         // Not under the lock: it wakes a task.
         turn.iter().chain(&shared_turn).filter_map(Weak::upgrade).for_each(|turn| turn.end());
+    }
+
+    /// Ends the turns of all locks, since the client closes: no task receives what it has passed.
+    pub(super) fn end_turns(&self) {
+        let turns: Vec<_> = {
+            let local_queues = self.0.lock();
+            let turns = local_queues.by_name.values().filter_map(|local_queue| local_queue.turn.as_ref());
+            turns.chain(local_queues.shared_turns.values()).filter_map(Weak::upgrade).collect()
+        };
+        turns.iter().for_each(|turn| turn.end());
     }
 
     /// The newest turn that tasks may join.
@@ -261,12 +281,18 @@ impl LocalFront {
 
     /// The server has granted the lock with this token, and a turn begins.
     pub(super) fn note_grant(&self, token: u64, turn: Option<Weak<dyn Turn>>) {
-        self.with_queue(|local_queue| (local_queue.last_token, local_queue.turn) = (token, turn));
+        let mut local_queues = self.entry.local_queues.lock();
+        let place = local_queues.place(&self.entry.name);
+        local_queues.last_tokens[place] = local_queues.last_tokens[place].max(token);
+        if let Some(local_queue) = local_queues.by_name.get_mut(&self.entry.name) {
+            local_queue.turn = turn;
+        }
     }
 
-    /// The token that the server granted last.
+    /// A token that is not smaller than the last one that the server has granted.
     pub(super) fn last_token(&self) -> u64 {
-        self.with_queue(|local_queue| local_queue.last_token)
+        let local_queues = self.entry.local_queues.lock();
+        local_queues.last_tokens[local_queues.place(&self.entry.name)]
     }
 
     /// All tasks that wait behind come to the front, to join this turn.
@@ -314,8 +340,10 @@ impl Drop for LocalFront {
             local_queue.admitted = local_queue.admitted.saturating_sub(1);
             is_last
         });
-        if let Some(permit) = self.permit.take_if(|_| !is_last) {
-            permit.forget();
+        if !is_last {
+            // Others are at the front already, so its place goes to none, whether it has a permit.
+            self.entry.is_first = false;
+            self.permit.take().into_iter().for_each(OwnedSemaphorePermit::forget);
         }
     }
 }
@@ -337,5 +365,42 @@ impl Drop for LocalEntry {
                 places.add_permits(1);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "that is how a test fails")]
+    use super::*;
+
+    struct AnyTurn;
+
+    impl Turn for AnyTurn {
+        fn end(&self) {}
+    }
+
+    /// Those that came to the front together leave it before the next one comes there: else two
+    /// tasks ask the server.
+    #[tokio::test]
+    async fn one_task_is_at_the_front_after_those_of_a_turn() {
+        let local_queues = LocalQueues::default();
+        let name = Name::new("", "x").unwrap();
+        let waits = || match local_queues.join(&name, false) {
+            Ok(_) => panic!("it is at the front"),
+            Err(waiter) => Box::pin(waiter.split().0),
+        };
+        let Ok(first) = local_queues.join(&name, false) else { panic!("the queue is empty") };
+        let (second, third) = (waits(), waits());
+        let turn: Arc<dyn Turn> = Arc::new(AnyTurn);
+        first.admit_all(Arc::downgrade(&turn));
+        let (second, third) = (second.await, third.await);
+        drop(first);
+        let mut fourth = waits();
+        drop(second);
+        let early =
+            std::future::poll_fn(|context| std::task::Poll::Ready(fourth.as_mut().poll(context))).await;
+        assert!(early.is_pending(), "the third task is at the front");
+        drop(third);
+        assert!(!fourth.await.is_one_of_several());
     }
 }

@@ -130,10 +130,51 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "joint-hold-lingers-after-its-readers",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "        state.expects_waiters = false;\n        drop(self",
-            "        drop(self",
+            "        state.expects_waiters = false;\n        if state.leaving",
+            "        if state.leaving",
         )],
         test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
+    },
+    TestMutant {
+        name: "last-reader-waits-for-no-reply",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "        if is_last && hold.is_none() {",
+            "        if false && is_last && hold.is_none() {",
+        )],
+        test: "suite::read_standalone_push_resp2::nothing_is_left_after_the_last_release",
+    },
+    TestMutant {
+        name: "joint-hold-waits-for-other-options",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "            request.client.joint_queues.end_turn(&request.name);\n",
+            "",
+        )],
+        test: "suite::read_standalone_push_resp2::a_task_with_other_options_keeps_no_hold",
+    },
+    TestMutant {
+        name: "reader-joins-a-leaked-hold",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "state.hold.is_none() || state.is_leaked {",
+            "state.hold.is_none() {",
+        )],
+        test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
+    },
+    TestMutant {
+        name: "close-leaves-a-passed-hold",
+        edits: &[edit("src/lease/close.rs", "        self.local_queues.end_turns();\n", "")],
+        test: "suite::mutex_standalone_push_resp2::a_close_releases_a_hold_that_no_task_receives",
+    },
+    TestMutant {
+        name: "last-token-is-forgotten-with-its-queue",
+        edits: &[edit(
+            "src/lease/local_queue.rs",
+            "        local_queues.last_tokens[place] = local_queues.last_tokens[place].max(token);\n",
+            "        local_queues.last_tokens[place] = 0;\n",
+        )],
+        test: "standalone::reserved_tokens::no_token_is_reserved_while_the_counter_is_ahead_of_the_clock",
     },
     TestMutant {
         name: "joint-hold-of-an-owner",

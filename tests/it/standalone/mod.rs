@@ -1,9 +1,11 @@
-//! One server: wake-ups, the queue of requests, dropped guards, worker processes, refused writes.
+//! One server: wake-ups, the queue of requests, reserved tokens, dropped guards, worker processes,
+//! refused writes.
 
 mod combined_requests;
 mod dropped_guards;
 mod processes;
 mod request_queue;
+mod reserved_tokens;
 mod restored_queue;
 mod script_loading;
 mod time_limits;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Fencing, Lease, LeaseEnd, Options};
 
-use crate::support::{AnyGuard, AnyLock, Setup, eventually, soon};
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
 
 type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
 
@@ -16,7 +16,7 @@ type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
 const LONG_TURN: Duration = Duration::from_secs(7);
 
 fn long_turn() -> Options {
-    Options::new().local_turn(LONG_TURN)
+    patient().local_turn(LONG_TURN)
 }
 
 /// A call that waits: it was polled once.
@@ -94,7 +94,7 @@ pub async fn holds_without_tokens_are_passed_on(setup: Setup) {
 }
 
 pub async fn no_hold_is_passed_on_if_the_turn_is_zero(setup: Setup) {
-    let lock = setup.lock_with("none", Options::new().local_turn(Duration::ZERO)).await;
+    let lock = setup.lock_with("none", patient().local_turn(Duration::ZERO)).await;
     let mut guard = contended(&lock).await;
     for _ in 0..3 {
         let before = setup.deployment.scripts_run().await;
@@ -146,7 +146,7 @@ pub async fn a_passed_hold_goes_on_if_its_receiver_is_dropped(setup: Setup) {
 
 pub async fn a_passed_hold_without_a_receiver_is_released(setup: Setup) {
     let turn = Duration::from_millis(300);
-    let lock = setup.lock_with("stuck", Options::new().local_turn(turn)).await;
+    let lock = setup.lock_with("stuck", patient().local_turn(turn)).await;
     let other = setup.rival("stuck").await;
     let guard = contended(&lock).await;
     let unpolled = waiting(&lock).await;
@@ -208,7 +208,7 @@ pub async fn a_hold_is_not_passed_to_a_call_with_other_options(setup: Setup) {
 }
 
 pub async fn other_clients_have_their_turn(setup: Setup) {
-    let turn = Options::new().local_turn(Duration::from_millis(20));
+    let turn = patient().local_turn(Duration::from_millis(20));
     let (lock, other) = (setup.lock_with("shared", turn).await, setup.rival("shared").await);
     let busy: Vec<_> = (0..8)
         .map(|_| {
@@ -321,6 +321,23 @@ pub async fn a_lost_hold_is_not_passed_on(setup: Setup) {
     assert!(guard.token() > first, "it is the server's grant");
     guard.release().await.unwrap();
     drop((lock, other));
+    setup.finish().await;
+}
+
+/// The task to which the hold was passed on is not polled again, so its call never ends.
+pub async fn a_close_releases_a_hold_that_no_task_receives(setup: Setup) {
+    let options = patient().ttl(Duration::from_secs(60)).local_turn(Duration::from_secs(10));
+    let locks = setup.client_with(options).await;
+    let lock = setup.kind.lock(&locks, "stuck");
+    let start = Instant::now();
+    let guard = contended(&lock).await;
+    let unpolled = waiting(&lock).await;
+    guard.release().await.unwrap();
+    let closed = locks.close(Duration::from_millis(500)).await;
+    assert!(matches!(closed, Err(Error::Unreleased { count: 1, .. })), "the call is open: {closed:?}");
+    eventually("the hold is released", || async { !setup.deployment.is_locked(&lock).await }).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "not by the end of the turn");
+    drop((unpolled, lock, locks));
     setup.finish().await;
 }
 

@@ -131,6 +131,7 @@ macro_rules! passed_on {
             a_hold_is_not_passed_to_a_call_with_other_options other_clients_have_their_turn
             tokens_grow_after_the_counter_is_lost_between_turns
             tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
+            a_close_releases_a_hold_that_no_task_receives
             a_forced_release_ends_the_turn_of_its_client a_lost_hold_is_not_passed_on
         }
     };
@@ -144,6 +145,7 @@ macro_rules! shared {
         crate::suite::matrix::tests! { $rest shared_reads:
             a_reader_that_comes_late_has_a_hold_of_its_own one_task_asks_for_all_that_wait
             dropped_readers_leave_nothing a_task_that_is_not_polled_keeps_no_hold
+            a_task_with_other_options_keeps_no_hold nothing_is_left_after_the_last_release
             a_revoked_hold_is_lost_for_all_its_readers readers_share_only_what_they_may
             a_downgraded_hold_may_be_joined a_renewal_extends_a_shared_hold a_sole_reader_becomes_a_ticket a_leaked_read_stays_until_its_ttl
             a_close_ends_all_shared_reads a_task_that_reads_learns_that_it_waits_for_itself

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard};
 
-use crate::support::{AnyGuard, AnyLock, Setup, eventually, soon};
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
 
 type Reading = Pin<Box<dyn Future<Output = Result<RwLockReadGuard, Error>>>>;
 
 /// Longer than a busy machine needs for a few reads.
 fn long_turn() -> Options {
-    Options::new().local_turn(Duration::from_secs(7))
+    patient().local_turn(Duration::from_secs(7))
 }
 
 /// A lock of a new client, to read without an owner.
@@ -34,6 +34,12 @@ async fn waiting(lock: &RwLock) -> Reading {
     let early = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     assert!(early.is_pending(), "the lock is held");
     reading
+}
+
+/// How many of the servers' holds are those of readers.
+async fn holds_of_readers(setup: &Setup, lock: &RwLock) -> u64 {
+    let seen = setup.client().await.rwlock(lock.name().as_str()).unwrap().inspect().await.unwrap();
+    seen.reader_count
 }
 
 /// How many holds the servers have.
@@ -91,7 +97,7 @@ pub async fn a_renewal_extends_a_shared_hold(setup: Setup) {
 
 pub async fn a_sole_reader_becomes_a_ticket(setup: Setup) {
     let (lock, next) =
-        (reading(&setup, "handed", long_turn()).await, reading(&setup, "handed", Options::new()).await);
+        (reading(&setup, "handed", long_turn()).await, reading(&setup, "handed", patient()).await);
     let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     let refused = first.into_ticket().unwrap_err();
     assert!(matches!(refused.error(), Error::SharedHold { .. }), "{refused:?}");
@@ -116,7 +122,7 @@ pub async fn a_sole_reader_becomes_a_ticket(setup: Setup) {
 
 pub async fn a_reader_that_comes_late_has_a_hold_of_its_own(setup: Setup) {
     let turn = Duration::from_millis(5);
-    let lock = reading(&setup, "late", Options::new().local_turn(turn)).await;
+    let lock = reading(&setup, "late", patient().local_turn(turn)).await;
     let first = lock.read().await.unwrap();
     let late = Instant::now() + turn;
     eventually("the turn is over", || async { Instant::now() > late }).await;
@@ -177,7 +183,7 @@ pub async fn dropped_readers_leave_nothing(setup: Setup) {
 }
 
 pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
-    let turn = Options::new().local_turn(Duration::from_millis(300));
+    let turn = patient().local_turn(Duration::from_millis(300));
     let lock = reading(&setup, "stuck", turn).await;
     let rival = setup.rival("stuck").await;
     let held = rival.lock().await.unwrap();
@@ -190,6 +196,53 @@ pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
     assert!(Instant::now() < expires, "it is released, and does not expire");
     guard.release().await.unwrap();
     drop((unpolled, lock, rival));
+    setup.finish().await;
+}
+
+/// It asks the servers itself, behind a writer that waits for the shared hold.
+pub async fn a_task_with_other_options_keeps_no_hold(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let others = locks.with_options(long_turn().ttl(Duration::from_secs(9))).unwrap();
+    let (lock, other) = (locks.rwlock("mixed").unwrap(), others.rwlock("mixed").unwrap());
+    let rival = setup.rival("mixed").await;
+    let held = rival.lock().await.unwrap();
+    let first = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.read().await }
+    });
+    eventually("it queues", || async { setup.deployment.waiters(&rival).await == 1 }).await;
+    let second = tokio::spawn(async move { other.read().await });
+    let writing = tokio::spawn({
+        let rival = rival.clone();
+        async move { rival.lock().await }
+    });
+    eventually("the writer queues", || async { setup.deployment.waiters(&rival).await >= 2 }).await;
+    held.release().await.unwrap();
+    let guard = soon("the first task reads", first).await.unwrap().unwrap();
+    eventually("the second task asks", || async { setup.deployment.waiters(&rival).await == 2 }).await;
+    guard.release().await.unwrap();
+    assert_eq!(holds_of_readers(&setup, &lock).await, 0, "no hold lingers");
+    soon("the writer has its turn", writing).await.unwrap().unwrap().release().await.unwrap();
+    soon("the second task reads", second).await.unwrap().unwrap().release().await.unwrap();
+    drop((lock, locks, others, rival));
+    setup.finish().await;
+}
+
+/// Some of those that wait come too late for the hold that they were to join.
+pub async fn nothing_is_left_after_the_last_release(setup: Setup) {
+    let lock = reading(&setup, "last", patient()).await;
+    for _ in 0..60 {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..64 {
+            let lock = lock.clone();
+            tasks.spawn(async move { lock.read().await?.release().await });
+        }
+        while let Some(outcome) = tasks.join_next().await {
+            outcome.unwrap().unwrap();
+        }
+        assert_eq!(holds(&setup, &lock).await, 0);
+    }
+    drop(lock);
     setup.finish().await;
 }
 
@@ -235,10 +288,10 @@ pub async fn readers_share_only_what_they_may(setup: Setup) {
     assert!(asks(&lock, &lock.with_owner(&Owner::new())).await, "an owner");
     let owned = lock.with_owner(&Owner::new());
     assert!(asks(&owned, &owned).await, "the server counts the holds of an owner");
-    let none = with(Options::new().local_turn(Duration::ZERO));
+    let none = with(patient().local_turn(Duration::ZERO));
     assert!(asks(&none, &none).await, "no turn");
     assert!(!asks(&with(long_turn().max_readers(5)), &with(long_turn().max_readers(5))).await, "as it says");
-    let limited = setup.client_with(Options::new().max_readers(5)).await.rwlock("rules").unwrap();
+    let limited = setup.client_with(patient().max_readers(5)).await.rwlock("rules").unwrap();
     assert!(asks(&limited, &limited).await, "readers are limited");
     drop((lock, owned, none, limited));
     drop(locks);
@@ -267,6 +320,9 @@ pub async fn a_leaked_read_stays_until_its_ttl(setup: Setup) {
     first.leak();
     assert_eq!(old.end(), Some(LeaseEnd::Leaked));
     assert!(!second.lease().is_lost(), "the other reads on");
+    let third = lock.read().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 2, "no task joins what is never released");
+    third.release().await.unwrap();
     second.release().await.unwrap();
     assert_eq!(holds(&setup, &lock).await, 1, "no release was sent");
     eventually("it expires", || async { holds(&setup, &lock).await == 0 }).await;
@@ -310,7 +366,7 @@ pub async fn a_task_that_reads_learns_that_it_waits_for_itself(setup: Setup) {
 /// Readers without a pause keep out neither another client's writer nor one of their own, and none
 /// of them reads while a writer writes.
 pub async fn writers_have_their_turn_beside_shared_reads(setup: Setup) {
-    let turn = Options::new().local_turn(Duration::from_millis(5));
+    let turn = patient().local_turn(Duration::from_millis(5));
     let lock = reading(&setup, "busy", turn).await;
     let rival = setup.rival("busy").await;
     let (reads, writing) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
