@@ -196,12 +196,22 @@ pub enum ConfigError {
     },
     /// The URL of the server is invalid, or needs a feature that is off. The URL itself is not
     /// shown: it may contain a password.
-    #[error("the URL of the server cannot be used")]
+    #[error("the URL of the server cannot be used{}", url_form(cause))]
     Url {
         /// The client library's error: the source.
         #[source]
         cause: redis::RedisError,
     },
+}
+
+/// What a URL looks like, unless something else was wrong with it.
+fn url_form(cause: &redis::RedisError) -> &'static str {
+    let text = cause.to_string();
+    if text.contains("URL did not parse") || text.contains("Invalid database number") {
+        return ": it must be like redis://HOST:PORT/, or rediss:// for TLS; write / ? @ # % of a password as \
+                %2F %3F %40 %23 %25";
+    }
+    ""
 }
 
 /// The sentence with its sources: what `main` prints if it returns an error.

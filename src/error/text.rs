@@ -148,10 +148,24 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
             "the server refused the user name or the password"
         }
         (true, false) => "the server refused the request",
+        // The scripts take back what they had written.
+        (true, true) if lacks_right(cause) => {
+            "the user lacks a right, which ACL LOG names; nothing was granted or released"
+        }
         (true, true) => "the server replied with an error, and may have run the request",
+        _ if cause.kind() == redis::ErrorKind::Parse => "this is no server of the Redis protocol",
         (false, false) => "the server could not be reached",
+        (false, true) if cause.is_connection_refusal() => {
+            "no reply arrived, and then the server was away; the request may have taken effect"
+        }
         (false, true) => "no reply arrived; the request may have taken effect",
     })
+}
+
+/// Whether the server refused a command inside a script.
+fn lacks_right(cause: &redis::RedisError) -> bool {
+    let detail = cause.detail().unwrap_or_default();
+    detail.contains("can't run this command") || detail.contains("no permissions to run the")
 }
 
 fn unreleased(

@@ -241,3 +241,19 @@ async fn rights_suffice_to_verify_a_subscriber() {
         assert_eq!(outcome.is_err(), user == "locks", "{user}: {outcome:?}");
     }
 }
+
+/// A server does not say which command it refused inside a script; what one reads says where to
+/// look.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_right_inside_a_script_is_called_one() {
+    let server = Server::start().await;
+    let words = ["ACL", "SETUSER", "locks", "on", ">secret", "~*", "&*", "+@all", "-set"];
+    server.run::<()>(&words).await;
+    let url = format!("redis://locks:secret@127.0.0.1:{}/", server.port());
+    let locks = Locks::builder().server(url).options(options()).connect().await.unwrap();
+    let error = locks.mutex("x").unwrap().try_lock().await.unwrap_err();
+    assert!(error.to_string().contains("the user lacks a right"), "{error:?}");
+    assert!(!error.is_transient());
+    drop(locks);
+    server.assert_nothing_left().await;
+}

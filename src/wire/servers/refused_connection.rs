@@ -66,9 +66,9 @@ pub(in crate::wire) async fn explain(
     let mistake = |text| RedisError::from((ErrorKind::InvalidClientConfig, text, address.to_string()));
     match said.first() {
         Some(first) if !is_tls && TLS_RECORDS.contains(first) => {
-            mistake("the server expects TLS: its URL begins with rediss://")
+            mistake("the server expects TLS: its URL must begin with rediss://")
         }
-        Some(b'-') if is_tls => mistake("the server does not speak TLS: its URL begins with redis://"),
+        Some(b'-') if is_tls => mistake("the server does not speak TLS: its URL must begin with redis://"),
         Some(b'-') => match redis::parse_redis_value(&said).and_then(redis::Value::extract_error) {
             Err(reason) if refuses_connection(&reason) => reason,
             _ => failure,

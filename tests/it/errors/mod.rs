@@ -69,6 +69,7 @@ async fn error_text_does_not_repeat_its_source() {
 
     let unusable = Locks::open("http://127.0.0.1/").await.unwrap_err();
     assert!(!unusable.to_string().contains("did not parse"), "{unusable}");
+    assert!(unusable.to_string().contains("like redis://HOST:PORT/"), "{unusable}");
     assert!(cause(&unusable).to_string().contains("did not parse"), "{unusable:?}");
     let unnamed = Locks::builder().server(one).connect_lazily().unwrap().mutex("").unwrap_err();
     assert!(unnamed.source().is_none() && unnamed.context().is_none(), "{unnamed:?}");
