@@ -32,6 +32,16 @@ impl Grace {
     }
 }
 
+/// How long the command may run.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) grace: Grace,
+    pub(crate) ttl: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    /// A process that left the group and its environment is none of the command's.
+    pub(crate) allows_daemons: bool,
+}
+
 /// The end of a lease, as far as it has been renewed, and how long before it the signals are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline {

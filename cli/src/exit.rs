@@ -15,8 +15,10 @@ pub(crate) const CODES: &str = "\
 Exit codes of every command:
   0    done
   64   the arguments, the name or the settings are invalid; nothing was sent
-  69   the servers cannot be reached, refuse the request, or hold something else under the name
+  69   the servers cannot be reached, or do not reply: that may pass by itself
   71   the system refused a process, a pipe or a signal
+  77   the servers refuse the password, a right or a certificate, or hold something else under the
+       name: that lasts until it is mended
 
 `redlatch COMMAND --help` lists those of the command.";
 
@@ -25,6 +27,8 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 const SYSTEM: u8 = 71;
 /// The lease ended before the command did.
 pub(crate) const LOST: u8 = 75;
+/// The servers refuse, until it is mended.
+const REFUSED: u8 = 77;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Plus the number of the signal.
@@ -45,6 +49,8 @@ pub(crate) enum Failure {
     Server {
         what: &'static str,
         server: String,
+        /// For a reason that does not pass by itself.
+        is_refusal: bool,
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -68,6 +74,8 @@ impl Failure {
     pub(crate) fn code(&self) -> u8 {
         match self {
             Failure::Usage(_) | Failure::Lock(redlatch::Error::Name(_) | redlatch::Error::Config(_)) => USAGE,
+            Failure::Lock(error) if is_refusal(error) => REFUSED,
+            Failure::Server { is_refusal: true, .. } => REFUSED,
             Failure::Lock(_) | Failure::Server { .. } => UNAVAILABLE,
             Failure::Unread => SIGNALED + 13,
             Failure::System { .. } => SYSTEM,
@@ -85,6 +93,13 @@ impl Failure {
             }
             source = cause.source();
         }
+        // The parser of replies explains itself on several lines.
+        text = text.replace('\n', "; ");
+        if matches!(self, Failure::Lock(redlatch::Error::Config(_))) {
+            for option in ["max_hold", "hold_at_least", "outage_limit", "node_timeout"] {
+                text = text.replace(option, &format!("--{}", option.replace('_', "-")));
+            }
+        }
         text += match self {
             Failure::Lock(redlatch::Error::WrongType { found, .. }) if is_no_lock(found) => {
                 "; delete the key once the program that wrote it has ended"
@@ -101,6 +116,21 @@ impl Failure {
         };
         text
     }
+}
+
+/// Whether the servers have refused for a reason that does not pass by itself.
+fn is_refusal(error: &redlatch::Error) -> bool {
+    use redlatch::Error::{Corrupt, NoQuorum, NotAdmitted, Redis, Reply, WrongType};
+    let is_of_servers = matches!(
+        error,
+        Redis { .. }
+            | NoQuorum { .. }
+            | WrongType { .. }
+            | Corrupt { .. }
+            | NotAdmitted { .. }
+            | Reply { .. }
+    );
+    is_of_servers && !error.is_transient()
 }
 
 /// Whether a key without a TTL was found: of no kind of lock.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, LocksBuilder, Owner};
 
-use crate::deadline::Grace;
+use crate::deadline::{Grace, Limits};
 use crate::exit::{Failure, LOST, interrupted, say};
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
@@ -25,9 +25,10 @@ Exit codes:
   the command's own, or 128 and the number of the signal that ended it
   1    the lock is held, with -n or after -w; -E sets another code
   64   the arguments are invalid; nothing was sent
-  69   the server cannot be reached, or refuses
+  69   the server cannot be reached, or does not reply: that may pass by itself
   71   the system refused a process, a pipe or a signal
-  75   the lock was lost before the command ended
+  75   the lock was lost before the command ended, or --max-hold was reached
+  77   the server refuses: the password, a right, a certificate, or the kind of the lock
   126  the command cannot be executed
   127  the command was not found
   128+ a signal ended the wait; the command was not started
@@ -129,7 +130,10 @@ impl RunArgs {
         };
         let code = match acquired {
             Ok(Some(guard)) => self.hold(guard, owner, grace, signals).await,
-            Ok(None) => Ok(self.conflict_exit_code),
+            Ok(None) => {
+                self.wait.report_conflict(&locks, &self.name).await;
+                Ok(self.conflict_exit_code)
+            }
             Err(code) => Ok(code),
         };
         close(&locks).await;
@@ -148,9 +152,9 @@ impl RunArgs {
         let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
         let variables =
             [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
-        let ended =
-            supervise::run(&self.command, &variables, lease, grace, self.ttl, !self.allow_daemons, signals)
-                .await;
+        let limits =
+            Limits { grace, ttl: self.ttl, max_hold: self.max_hold, allows_daemons: self.allow_daemons };
+        let ended = supervise::run(&self.command, &variables, lease, limits, signals).await;
         let (code, is_lost) = match ended {
             Ok(ended) => (Ok(ended.code), ended.is_lost),
             Err(failure) => (Err(failure), false),

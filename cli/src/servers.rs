@@ -1,12 +1,14 @@
 //! The servers: where they are, from arguments or the environment, and how to reach them.
 
+use std::error::Error as _;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use redlatch::redis::aio::MultiplexedConnection;
 use redlatch::redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, FromRedisValue,
-    IntoConnectionInfo as _, TlsCertificates, Value, cmd,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    FromRedisValue, IntoConnectionInfo as _, RedisError, TlsCertificates, Value, cmd,
 };
 use redlatch::{Locks, LocksBuilder, Options, RestartGuard};
 
@@ -163,7 +165,7 @@ impl Master {
         };
         match connected.await {
             Ok(connection) => Ok(Master { connection, address }),
-            Err(cause) => Err(Failure::Server { what: "connect to", server: address, cause: cause.into() }),
+            Err(cause) => Err(failure("connect to", address, cause)),
         }
     }
 
@@ -176,8 +178,23 @@ impl Master {
 
     async fn ask<T: FromRedisValue>(&mut self, what: &'static str, request: &Cmd) -> Result<T, Failure> {
         let reply = request.query_async(&mut self.connection).await;
-        reply.map_err(|cause| Failure::Server { what, server: self.address.clone(), cause: cause.into() })
+        reply.map_err(|cause| failure(what, self.address.clone(), cause))
     }
+}
+
+fn failure(what: &'static str, server: String, cause: RedisError) -> Failure {
+    Failure::Server { what, server, is_refusal: refuses(&cause), cause: cause.into() }
+}
+
+/// Whether a server has refused for a reason that does not pass by itself.
+fn refuses(error: &RedisError) -> bool {
+    let is_of_tls = error
+        .source()
+        .and_then(|source| source.downcast_ref::<io::Error>())
+        .is_some_and(|source| source.kind() == io::ErrorKind::InvalidData);
+    matches!(error.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
+        || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED"))
+        || is_of_tls
 }
 
 fn host(addr: &ConnectionAddr) -> String {

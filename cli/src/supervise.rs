@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Lease, LeaseEnd};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, waitid};
 
-use crate::deadline::{Deadline, Grace};
+use crate::deadline::{Deadline, Grace, Limits};
 use crate::exit::{Failure, SIGNALED, interrupted, say};
 use crate::foreground::Foreground;
 use crate::gate::Gate;
@@ -36,24 +36,25 @@ pub(crate) async fn run(
     command: &[OsString],
     variables: &[(&str, String)],
     lease: &Lease,
-    grace: Grace,
-    ttl: Duration,
-    is_strict: bool,
+    limits: Limits,
     signals: &mut Signals,
 ) -> Result<CommandExit, Failure> {
+    let Limits { grace, ttl, max_hold, .. } = limits;
+    let name = lease.name().to_string();
+    let longest_until = max_hold.map(|longest| Instant::now() + longest);
     // A shell that executes this program may have started them.
     let children = proc::children();
     let mut watchdog = tokio::select! {
         biased;
         signal = signals.forwarded() => return Ok(CommandExit { code: interrupted(signal), is_lost: false }),
-        started = Watchdog::start(grace) => started.map_err(Failure::os("start the watchdog"))?,
+        started = Watchdog::start(grace, &name) => started.map_err(Failure::os("start the watchdog"))?,
     };
     let id = processes::new_id();
     let variables: Vec<_> = variables.iter().cloned().chain([processes::variable(&id)]).collect();
     let gate = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
     let group = Pid::from_child(&gate.child);
     let mut processes = Processes::new(group, id);
-    if is_strict {
+    if !limits.allows_daemons {
         processes.hold_all(&children);
     }
     processes.watchdog = Some(watchdog.pid());
@@ -76,13 +77,13 @@ pub(crate) async fn run(
         return Ok(ended);
     }
     if let Some(gap) = command.first().and_then(|program| processes.gap(program)) {
-        say(&format!("lock {:?}: {gap}", lease.name().to_string()));
+        say(&format!("lock {name:?}: {gap}"));
     }
     let mut foreground = Foreground::new(group);
     foreground.lend();
     let child = gate.open().map_err(Failure::os("start the command"))?;
     let command = Command {
-        name: lease.name().to_string(),
+        name,
         child,
         group,
         processes,
@@ -90,6 +91,7 @@ pub(crate) async fn run(
         watchdog,
         is_guarded: true,
         grace,
+        longest_until,
         deadline,
         kill_at: None,
         is_killed: false,
@@ -114,6 +116,8 @@ struct Command {
     /// The last attempt to start another watchdog, if any, has not failed.
     is_guarded: bool,
     grace: Grace,
+    /// No renewal extends the lease past this time.
+    longest_until: Option<Instant>,
     /// As last seen: a lease that has ended has none.
     deadline: Deadline,
     /// The command was ended by TERM, and is killed then.
@@ -159,7 +163,14 @@ impl Command {
             let now = Instant::now();
             let next = match self.kill_at {
                 None if now >= self.deadline.term_at() => {
-                    self.end_before_loss("could not be renewed in time");
+                    // Close to its longest hold, no renewal would have come in time either.
+                    let is_longest =
+                        self.longest_until.is_some_and(|longest| lease.valid_until() + ttl / 3 > longest);
+                    self.end_before_loss(if is_longest {
+                        "has reached --max-hold"
+                    } else {
+                        "could not be renewed in time"
+                    });
                     continue;
                 }
                 None => self.deadline.term_at(),

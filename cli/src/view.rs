@@ -125,6 +125,11 @@ impl View {
         format!("lock {:?}: waits: held by {}; {others}", self.name, self.first_holders())
     }
 
+    /// A held lock in one line, for one who does not wait for it any longer.
+    pub(crate) fn conflict(&self) -> String {
+        format!("lock {:?}: held by {}: nothing is started", self.name, self.first_holders())
+    }
+
     fn first_holders(&self) -> String {
         let mut text = self.holders.first().map(ToString::to_string).unwrap_or_default();
         if self.holder_count > 1 {

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 pub(crate) struct WaitArgs {
-    /// Say on stderr who holds the lock, if this has to wait for it.
+    /// Say on stderr who holds the lock, or why the servers fail, if this has to wait or gives up.
     #[arg(short, long)]
     verbose: bool,
     /// How long the servers may fail before this gives up, up to 24h. By default it does so at once
@@ -40,6 +40,16 @@ impl WaitArgs {
         match self.outage_limit {
             Some(_) => Ok(builder.connect_lazily()?),
             None => Ok(builder.connect().await?),
+        }
+    }
+
+    /// Says why the command is not started, if that was asked for: another holder has the lock.
+    pub(crate) async fn report_conflict(&self, locks: &Locks, name: &str) {
+        if self.verbose {
+            say(&match View::of(locks, name).await {
+                Ok(view) if view.is_held() => view.conflict(),
+                _ => format!("lock {name:?}: was held by another client: nothing is started"),
+            });
         }
     }
 

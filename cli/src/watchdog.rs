@@ -20,7 +20,11 @@ use crate::machine::{machine_nanos, program};
 use crate::processes::Processes;
 use crate::signals::Signals;
 
-/// The first argument of the copy; the grace follows, in milliseconds.
+/// The copy in `ps` and `pgrep`.
+const NAME: &str = "lock-watchdog";
+
+/// The first argument of the copy; the grace follows, in milliseconds, and for the reader of `ps`,
+/// the process id of `run` and the name of the lock.
 pub(crate) const ROLE: &str = "__watchdog";
 
 /// How long a copy may take to start.
@@ -33,6 +37,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Watchdog {
     copy: CopyProcess,
     grace: Grace,
+    /// Of the lock.
+    name: String,
     /// What another copy has to know if this one is killed.
     command: Option<String>,
     deadline: Option<Deadline>,
@@ -55,10 +61,16 @@ impl Watchdog {
     ///
     /// # Cancel safety
     /// Cancel safe: a copy that is not ready is killed.
-    pub(crate) async fn start(grace: Grace) -> io::Result<Watchdog> {
-        let copy = CopyProcess::launch(grace)?;
-        let (command, deadline) = (None, None);
-        let mut watchdog = Watchdog { copy, grace, command, deadline, is_stopping: false, has_acted: false };
+    pub(crate) async fn start(grace: Grace, name: &str) -> io::Result<Watchdog> {
+        let mut watchdog = Watchdog {
+            copy: CopyProcess::launch(grace, name)?,
+            grace,
+            name: name.to_owned(),
+            command: None,
+            deadline: None,
+            is_stopping: false,
+            has_acted: false,
+        };
         while !watchdog.copy.is_ready()? {
             if watchdog.copy.child.try_wait()?.is_some() || watchdog.copy.start.elapsed() > START_LIMIT {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -110,7 +122,7 @@ impl Watchdog {
         if self.has_acted {
             return Ok(());
         }
-        self.copy = CopyProcess::launch(self.grace)?;
+        self.copy = CopyProcess::launch(self.grace, &self.name)?;
         if self.is_stopping {
             self.note_stop();
         }
@@ -133,10 +145,11 @@ impl Watchdog {
 }
 
 impl CopyProcess {
-    fn launch(grace: Grace) -> io::Result<CopyProcess> {
+    fn launch(grace: Grace, name: &str) -> io::Result<CopyProcess> {
         let mut command = Command::new(program()?);
         // Neither name is that of this program: `pkill redlatch` is to leave the watchdog alive.
-        command.arg0("lock-watchdog").arg(ROLE).arg(grace.span.as_millis().to_string());
+        command.arg0(NAME).arg(ROLE).arg(grace.span.as_millis().to_string());
+        command.arg(std::process::id().to_string()).arg(name);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (pipe, ready) = (child.stdin.take(), child.stdout.take());
         let copy = CopyProcess { child, pipe, ready, start: Instant::now() };
@@ -229,6 +242,9 @@ struct Orders {
 
 /// Returns whether it has ended the command.
 fn watch(grace: u64) -> io::Result<bool> {
+    // For `pgrep`, which does not look at arguments by default. Without it, `ps -f` has the name.
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    let _ = rustix::thread::set_name(c"lock-watchdog");
     // A session of its own has no terminal, so neither Ctrl-C nor a hangup ends the watchdog.
     setsid()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;

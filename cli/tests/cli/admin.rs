@@ -63,7 +63,7 @@ async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
         assert_eq!(run_on(&server, words).await.code, 64, "{words:?}");
     }
     server.run::<()>(&["RPUSH", "lock:job", "x"]).await;
-    assert_eq!(release("another").await.code, 69);
+    assert_eq!(release("another").await.code, 77);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,11 +98,11 @@ async fn force_release_revokes_every_kind_of_lock() {
     assert_eq!(run_on(&server, &words).await.code, 0);
     writer.release().await.unwrap_err();
     server.run::<()>(&["RPUSH", "lock:list", "x"]).await;
-    assert_eq!(run_on(&server, &["force-release", "list", "--yes"]).await.code, 69);
+    assert_eq!(run_on(&server, &["force-release", "list", "--yes"]).await.code, 77);
     // No kind of lock: the advice about kinds would be wrong.
     server.run::<()>(&["SET", "lock:forever", "x"]).await;
     let ended = run_on(&server, &["force-release", "forever", "--yes"]).await;
-    assert!(ended.code == 69 && ended.stderr.contains("without a TTL"), "{ended:?}");
+    assert!(ended.code == 77 && ended.stderr.contains("without a TTL"), "{ended:?}");
     assert!(ended.stderr.contains("delete the key") && !ended.stderr.contains("--reentrant"), "{ended:?}");
     let released = locks.force_release_from("forever", &Owner::new()).await.unwrap_err();
     assert!(released.to_string().contains("without a TTL"), "{released}");
@@ -155,7 +155,7 @@ async fn rejoin_admits_the_nodes_of_a_new_quorum() {
     };
     let run = ["--restart-guard", "run", "job", "--", "true"];
     let ended = output(command(&run), "").await;
-    assert_eq!(ended.code, 69, "no node has a vote: {ended:?}");
+    assert_eq!(ended.code, 77, "no node has a vote: {ended:?}");
     let ended = output(command(&["--restart-guard", "doctor"]), "").await;
     let advice = ended.stdout.matches("vote: danger: it has no vote").count();
     assert!(ended.code == 1 && advice == 3 && ended.stdout.contains("quorum rejoin"), "{ended:?}");

@@ -121,7 +121,7 @@ async fn readers_share_and_writers_exclude() {
     }
     // A mutex is another kind of lock.
     let ended = run_on(&server, &run(&["-n"], &["true"])).await;
-    assert_eq!(ended.code, 69);
+    assert_eq!(ended.code, 77);
     assert!(ended.stderr.contains("--exclusive"), "{ended:?}");
     reader.signal(rustix::process::Signal::TERM);
     assert_eq!(reader.end().await.code, 128 + 15);
@@ -297,7 +297,7 @@ async fn the_lock_stays_held_after_a_short_command() {
     let ended = run_on(&server, &run(&["-n"], &["true"])).await;
     assert_eq!(ended.code, 1, "{ended:?}");
     let ended = run_on(&server, &run(&["--hold-at-least", "25h"], &["true"])).await;
-    assert!(ended.code == 64 && ended.stderr.contains("hold_at_least"), "{ended:?}");
+    assert!(ended.code == 64 && ended.stderr.contains("--hold-at-least"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -50,9 +50,9 @@ async fn revoked_lock_ends_the_command_although_stderr_is_blocked() {
     assert!(text.contains("was revoked"), "{text}");
 }
 
-/// With `-v`, one line says that it waits, and for whom.
+/// With `-v`, one line says that it waits, and for whom, and one that it gives up.
 #[tokio::test(flavor = "multi_thread")]
-async fn verbose_run_names_the_holder_only_if_it_waits() {
+async fn verbose_run_names_the_holder_if_it_waits_or_gives_up() {
     let server = Server::start().await;
     let words = ["run", "-v", "job", "echo", "started"];
     let ended = run_on(&server, &words).await;
@@ -84,10 +84,16 @@ async fn verbose_run_names_the_holder_only_if_it_waits() {
             assert_eq!(other.end().await.stderr, "", "without -v");
         }
     }
-    // No wait, no line.
+    // Who gives up says so as well.
     let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
-    let ended = run_on(&server, &["run", "-v", "-n", "job", "true"]).await;
-    assert_eq!((ended.code, ended.stderr.as_str()), (1, ""));
+    for limit in [&["-n"][..], &["-w", "0.01"], &["-w", "1"]] {
+        let ended = run_on(&server, &[&["run", "-v"], limit, &["job", "true"]].concat()).await;
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        assert!(ended.code == 1 && last.contains("\"job\": held by "), "{ended:?}");
+        assert!(last.ends_with("s left: nothing is started"), "{ended:?}");
+        let ended = run_on(&server, &[&["run"], limit, &["job", "true"]].concat()).await;
+        assert_eq!((ended.code, ended.stderr.as_str()), (1, ""));
+    }
     guard.release().await.unwrap();
 }
 

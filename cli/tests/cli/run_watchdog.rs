@@ -220,3 +220,22 @@ async fn killed_run_that_was_just_granted_the_lock_ends_its_command_before_the_l
     .await;
     is_held(&server, "job", false).await;
 }
+
+/// Once `run` is killed, only its watchdog is left by which one finds the lock.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn watchdog_names_its_lock_and_its_run() {
+    let server = Server::start().await;
+    let mut running = RunningProgram::start(on(
+        &server,
+        &["run", "-v", "job", "--", "sh", "-c", "echo in; exec sleep 1000"],
+    ));
+    assert_eq!(running.line().await, "in");
+    let watchdog = watchdog_of(running.pid()).unwrap().as_raw_nonzero();
+    let read = |file| std::fs::read_to_string(format!("/proc/{watchdog}/{file}")).unwrap();
+    assert_eq!(read("comm"), "lock-watchdog\n");
+    let run = running.pid().as_raw_nonzero();
+    assert!(read("cmdline").ends_with(&format!("\0{run}\0job\0")), "{:?}", read("cmdline"));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().await.code, 128 + 15);
+}

@@ -78,7 +78,7 @@ async fn inspect_shows_every_kind_of_lock() {
         guard.release().await.unwrap();
     }
     server.run::<()>(&["RPUSH", "lock:list", "x"]).await;
-    assert_eq!(run_on(&server, &["inspect", "list"]).await.code, 69);
+    assert_eq!(run_on(&server, &["inspect", "list"]).await.code, 77);
     assert_eq!(run_on(&server, &["inspect"]).await.code, 64);
     assert_eq!(
         output(on(&server, &["--redis", "redis://127.0.0.1:1/", "inspect", "job"]), "").await.code,
@@ -187,8 +187,10 @@ async fn tls_takes_certificates_from_files() {
         };
         let ended = output(command(&files), "").await;
         assert_eq!(ended.code, 0, "{words:?} {ended:?}");
-        assert_eq!(output(command(&files[..2]), "").await.code, 69, "the server asks for a certificate");
-        assert_eq!(output(command(&[]), "").await.code, 69, "no system trusts this CA");
+        // The server asks for a certificate. Its alert or the end of the connection comes first.
+        let ended = output(command(&files[..2]), "").await;
+        assert!([69, 77].contains(&ended.code), "{words:?} {ended:?}");
+        assert_eq!(output(command(&[]), "").await.code, 77, "no system trusts this CA");
     }
     // Whatever the server does, these files are wrong.
     let stranger = Authority::new();
