@@ -38,7 +38,7 @@ static SCRIPT: Script = Script::new(include_str!("../lua/mutex.lua"));
 /// library that uses that command on the same key exclude each other.
 ///
 /// **What it promises**: the leases of two guards are never both [valid](Lease::is_lost). Clients
-/// take turns. A waiting client sends the server one request a second.
+/// take turns. A waiting client is notified; it polls after 250 ms, and later every two seconds.
 ///
 /// **What it does not**: exclude a holder that continues after its lease was lost; see [`Lease`].
 /// It is not re-entrant: locking it twice from the same task deadlocks for as long as the first
