@@ -275,7 +275,7 @@ FAULTS = [
     ("a message for an ended attempt is ignored", "message: for an attempt", {
         "python": ("if ended := self._ended.get(attempt):", "if ended := None:"),
         "node": ("(isOver ? client.background(callRelease()) : nap?.abort())", "nap?.abort()"),
-        "go": ("\t\tl.c.ended.Store(l.attempt, l)\n", ""),
+        "go": ("\t\t\tl.c.ended.Store(l.attempt, l)\n", ""),
         "java": ("        ended.put(attempt, this);\n", ""),
     }),
     ("each message wakes every waiter", "message: malformed", {

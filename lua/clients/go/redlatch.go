@@ -334,12 +334,17 @@ func (l *Lease) giveUp(cause error) error {
 	if l.cancel(cause); context.Cause(l.ctx) != cause { // the lease has ended before
 		return ErrLost
 	}
-	if l.place != "" {
-		l.c.ended.Store(l.attempt, l)
-		time.AfterFunc(time.Minute, func() { l.c.ended.Delete(l.attempt) })
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()
+	if l.place != "" {
+		// Not before: a poll may find a grant before its message is read. If the message were read
+		// while this release is on its way, the listener would send another one. That one would
+		// release the lock, and this one would be told that the lease was lost.
+		defer func() {
+			l.c.ended.Store(l.attempt, l)
+			time.AfterFunc(time.Minute, func() { l.c.ended.Delete(l.attempt) })
+		}()
+	}
 	for ; ; time.Sleep(100 * time.Millisecond) {
 		released, err := l.call(ctx, max(l.TTL/4, poll), "release", "", l.c.minToken(), 1, l.claim, l.channel).Int64()
 		if err == nil || ctx.Err() != nil || isFinal(err) {

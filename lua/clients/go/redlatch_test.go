@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -323,6 +324,40 @@ func TestDowngradeAdmitsReadersAndKeepsToken(t *testing.T) {
 func TestWaitersAreNotified(t *testing.T) {
 	db := fresh(t)
 	handOver(t, db, 20, client(t), client(t))
+}
+
+// hook runs before each command of a client.
+type hook func(redis.Cmder)
+
+func (h hook) DialHook(next redis.DialHook) redis.DialHook                               { return next }
+func (h hook) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.ProcessPipelineHook { return n }
+func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		h(command)
+		return next(ctx, command)
+	}
+}
+
+// A poll may find a grant before its message is read: then the message comes during the release.
+func TestMessageDuringReleaseIsNoSecondRelease(t *testing.T) {
+	db, user := fresh(t), plain(t)
+	c := open(t, user)
+	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
+	granted := acquireLater(t, db, c, mutex(20*time.Second))
+	wants(t, lease.Release(), nil)
+	lease = <-granted // it was queued, so messages may name it
+	var releases atomic.Int64
+	user.AddHook(hook(func(command redis.Cmder) {
+		isRelease := slices.Contains(command.Args(), any("release"))
+		if isRelease && releases.Add(1) == 1 { // before it is sent
+			db.Publish(ctx, c.channel, fmt.Sprint(lease.attempt, " 1 1 lock:x"))
+			time.Sleep(200 * time.Millisecond) // a second release would be served now
+		}
+	}))
+	wants(t, lease.Release(), nil)
+	if n := releases.Load(); n != 1 {
+		t.Errorf("%d releases were sent", n)
+	}
 }
 
 func TestWaitersAreNotifiedAgainAfterConnectionsWereKilled(t *testing.T) {
