@@ -245,7 +245,7 @@ FAULTS = [
     ("no poll after a new subscription", "subscription: a new one", {
         "python": ("            attempts = list(self._waiters)\n", "            attempts = []\n"),
         "node": ("for (const { poll } of this.attempts.values()) poll();", ""),
-        "go": ("if message == nil || strings.Contains", "if message != nil && strings.Contains"),
+        "go": ("\t\t\t\t\twake.(context.CancelFunc)()\n\t\t\t\t}\n\t\t\t\tcontinue", "\t\t\t\t\t_ = wake\n\t\t\t\t}\n\t\t\t\tcontinue"),
         "java": ("        waiters.values().forEach(Semaphore::release);", "       "),
     }),
     ("the channel is named without a subscription", "subscription: none", {
@@ -263,13 +263,13 @@ FAULTS = [
     ("messages are ignored", "message: wakes", {
         "python": ("                wake.set()\n            if ended", "                pass\n            if ended"),
         "node": ("(isOver ? client.background(callRelease()) : nap?.abort())", "{}"),
-        "go": ("if message == nil || strings.Contains(message.Payload, attempt.(string)) {", "if message == nil && attempt != nil {"),
+        "go": ("else if wake, ok := c.waiters.Load(attempt); ok {", "else if wake, ok := c.waiters.Load(attempt); ok && false {"),
         "java": ("waiters.getOrDefault(id, new Semaphore(0)).release();", ""),
     }),
     ("only the first attempt of a message is woken", "message: for several", {
         "python": ('.split(" ")[0].split(",")', '.split(" ")[0].split(",")[:1]'),
         "node": ('.split(",").forEach(notify)', '.split(",").slice(0, 1).forEach(notify)'),
-        "go": ("if message == nil || strings.Contains(", "if message == nil || strings.HasPrefix("),
+        "go": ('strings.SplitSeq(attempts, ",")', 'strings.SplitSeq(strings.Split(attempts, ",")[0], ",")'),
         "java": ('text.split("[ ,]")', 'text.split("[ ,]", 2)'),
     }),
     ("a message for an ended attempt is ignored", "message: for an attempt", {
@@ -279,7 +279,7 @@ FAULTS = [
         "java": ("        ended.put(attempt, this);\n", ""),
     }),
     ("each message wakes every waiter", "message: malformed", {
-        "go": ("if message == nil || strings.Contains(message.Payload, attempt.(string)) {", "if message == nil || attempt != nil {"),
+        "go": ("\t\t\tif message == nil {", "\t\t\tif true {"),
     }),
     ("the claim is longer than the TTL", "claim: not longer", {
         "python": ("int(min(self.ttl, CLAIM) * 1000)", "int(CLAIM * 1000)"),

@@ -130,14 +130,19 @@ func (c *Client) listen(ctx context.Context, confirm func()) {
 			} else if message == nil { // a PONG
 				continue
 			}
-			for attempt, wake := range c.waiters.Range {
-				if message == nil || strings.Contains(message.Payload, attempt.(string)) {
+			if message == nil {
+				for _, wake := range c.waiters.Range {
 					wake.(context.CancelFunc)()
 				}
+				continue
 			}
-			for attempt, lease := range c.ended.Range {
-				if message != nil && strings.Contains(message.Payload, attempt.(string)) {
+			// Looked up, not searched for: a busy client has thousands of attempts that have ended.
+			attempts, _, _ := strings.Cut(message.Payload, " ")
+			for attempt := range strings.SplitSeq(attempts, ",") {
+				if lease, ok := c.ended.Load(attempt); ok {
 					go lease.(*Lease).call(ctx, idle, "release", "", c.minToken())
+				} else if wake, ok := c.waiters.Load(attempt); ok {
+					wake.(context.CancelFunc)()
 				}
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -357,6 +358,29 @@ func TestMessageDuringReleaseIsNoSecondRelease(t *testing.T) {
 	wants(t, lease.Release(), nil)
 	if n := releases.Load(); n != 1 {
 		t.Errorf("%d releases were sent", n)
+	}
+}
+
+// With a scan, a message takes longer for each attempt that ended within a minute: a client of 100
+// leases per second becomes slower until it does nothing else.
+func TestMessageTakesAsLongWithManyAttempts(t *testing.T) {
+	db, c := fresh(t), client(t)
+	woken := make(chan bool, 1)
+	c.waiters.Store("probe", context.CancelFunc(func() { woken <- true }))
+	messages := func() time.Duration {
+		began := time.Now()
+		for range 50 {
+			db.Publish(ctx, c.channel, "probe 1 1 lock:x")
+			<-woken
+		}
+		return time.Since(began)
+	}
+	few := messages()
+	for range 50_000 {
+		c.ended.Store(rand.Text(), &Lease{})
+	}
+	if many := messages(); many > 10*few {
+		t.Errorf("50 messages take %v, and %v with 50,000 attempts that have ended", few, many)
 	}
 }
 
