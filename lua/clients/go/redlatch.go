@@ -78,7 +78,8 @@ type Client struct {
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
-// New subscribes. Rust's prefix is "lock:". The scripts are those of the module if they are nil.
+// New subscribes. It returns when ctx ends, even if go-redis still waits for a server. Use the
+// prefix "lock:": clients with the same prefix share locks. Scripts of nil are those of the module.
 func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix string) (*Client, error) {
 	if scripts == nil {
 		scripts = lua.Scripts
@@ -92,11 +93,17 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 	}
 	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only
 	c.channel = fmt.Sprintf("%swake:%x%s", regexp.MustCompile(`\s`).ReplaceAllString(prefix, "_"), rand.Text()[:16], map[bool]string{true: "~"}[ok])
-	now, timeErr := db.Time(ctx).Result()
+	// Beside ctx: by default, go-redis waits for a reply for 3 s, and then repeats the request.
+	now, timeErr := within(ctx, func() *redis.TimeCmd { return db.Time(ctx) })
+	if timeErr != nil {
+		timeErr = fmt.Errorf("redlatch: no answer to TIME: %w", timeErr)
+	} else {
+		timeErr = now.Err()
+	}
 	if err = errors.Join(err, timeErr); err != nil {
 		return nil, err
 	}
-	c.observe(now.UnixMicro())
+	c.observe(now.Val().UnixMicro())
 	listening, stop := context.WithCancel(context.WithoutCancel(ctx))
 	confirmed, confirm := context.WithTimeout(ctx, time.Second)
 	c.stop = stop
@@ -169,7 +176,8 @@ func (c *Client) minToken() int64   { return (c.offset.Load() + micros()) / 5_00
 func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-micros())) }
 func micros() int64                 { return time.Since(started).Microseconds() }
 
-// Acquire waits until the lock is granted or ctx ends, also while no server answers.
+// Acquire waits until the lock is granted or ctx ends, also while no server answers. If ctx ends,
+// the error is that of ctx, with the text of the failure that the last request met, if it failed.
 func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	lock.TTL = cmp.Or(lock.TTL, defaultTTL)
 	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
@@ -200,6 +208,7 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 			c.background.Go(func() { l.Release() })
 		}
 	}()
+	var failure error // of the last request; nil: it was answered
 	for ctx.Err() == nil {
 		pause, wake := context.WithCancel(ctx)
 		c.waiters.Store(l.attempt, wake) // a notification may come before the answer
@@ -221,9 +230,17 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 				delay = claim / 2
 			}
 			delay = min(max(time.Duration(busy[0].(int64)), 1)*time.Millisecond, delay)
+			failure = nil
+		} else if ctx.Err() == nil || failure == nil { // the end of ctx hides no earlier failure
+			failure = err
 		}
 		time.AfterFunc(delay, wake)
 		<-pause.Done() // after the delay, at a notification or with ctx
+	}
+	if failure != nil {
+		// Not wrapped: a request that was not answered in time has context.DeadlineExceeded in it,
+		// and a caller that has cancelled would read that ctx had timed out.
+		return nil, fmt.Errorf("%w; last failure: %v", ctx.Err(), failure)
 	}
 	return nil, ctx.Err()
 }
@@ -249,13 +266,12 @@ func (l *Lease) call(ctx context.Context, limit time.Duration, verb string, word
 	words = slices.DeleteFunc(words, func(word any) bool { return word == nil })
 	limited, cancel := context.WithTimeout(ctx, min(limit, idle))
 	defer cancel()
-	done := make(chan *redis.Cmd, 1)
-	go func() { done <- l.c.scripts[l.Kind.script()].Run(limited, l.c.db, l.keys, words...) }()
-	reply := redis.NewCmd(ctx)
-	select {
-	case reply = <-done:
-	case <-limited.Done():
-		reply.SetErr(fmt.Errorf("redlatch: lock %s: no answer to %s: %w", l.Name, verb, limited.Err()))
+	reply, err := within(limited, func() *redis.Cmd {
+		return l.c.scripts[l.Kind.script()].Run(limited, l.c.db, l.keys, words...)
+	})
+	if err != nil {
+		reply = redis.NewCmd(ctx)
+		reply.SetErr(fmt.Errorf("redlatch: lock %s: no answer to %s: %w", l.Name, verb, err))
 		if ctx.Err() == nil {
 			l.c.testIdle()
 		}
@@ -264,6 +280,18 @@ func (l *Lease) call(ctx context.Context, limit time.Duration, verb string, word
 		reply.SetVal(answers[0])
 	}
 	return reply
+}
+
+// within runs a request, and returns when ctx ends, even if go-redis still waits for the reply.
+func within[T any](ctx context.Context, request func() T) (reply T, err error) {
+	done := make(chan T, 1)
+	go func() { done <- request() }()
+	select {
+	case reply = <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return reply, err
 }
 
 // testIdle sends PING on idle connections, so that silent ones are busy until go-redis closes them.

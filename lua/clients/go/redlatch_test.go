@@ -489,6 +489,40 @@ func TestTimeLimitHoldsWhileServerIsSilent(t *testing.T) {
 	}
 }
 
+func TestNewReturnsAtTheEndOfItsContext(t *testing.T) {
+	db := fresh(t)
+	db.ClientPause(ctx, 2*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := New(limited, plain(t), folder, "lock:")
+	wants(t, err, context.DeadlineExceeded)
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Errorf("a limit of 200 ms took %v", took)
+	}
+}
+
+func TestTimeoutNamesTheLastFailure(t *testing.T) {
+	address, stop, err := startServer(t.TempDir())
+	wants(t, err, nil)
+	c := open(t, redis.NewClient(&redis.Options{Addr: address}))
+	stop()
+	limited, cancel := context.WithTimeout(ctx, 1500*time.Millisecond)
+	defer cancel()
+	_, err = c.Acquire(limited, mutex(time.Second))
+	wants(t, err, context.DeadlineExceeded)
+	if !strings.Contains(fmt.Sprint(err), "connection refused") {
+		t.Errorf("%v: does not say that the server is down", err)
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	time.AfterFunc(time.Second, cancel)
+	_, err = c.Acquire(cancelled, mutex(time.Second))
+	wants(t, err, context.Canceled)
+	if errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v: a cancellation, not a timeout", err)
+	}
+}
+
 func TestUnansweredAcquireIsRepeated(t *testing.T) {
 	db, c := fresh(t), client(t)
 	db.ClientPause(ctx, 600*time.Millisecond)

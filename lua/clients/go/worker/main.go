@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log"
@@ -39,10 +40,12 @@ var (
 	leases  sync.Map // "as" -> *redlatch.Lease
 	kinds   = map[string]redlatch.Kind{"mutex": redlatch.Mutex, "reentrant": redlatch.Reentrant,
 		"read": redlatch.Read, "write": redlatch.Write}
-	errUnknown = errors.New("unknown")
-	names      = map[error]string{errUnknown: "unknown", context.DeadlineExceeded: "timed_out", redlatch.ErrBusy: "timed_out",
-		redlatch.ErrInvalidLock: "invalid_name", redlatch.ErrWrongType: "wrong_type",
-		redlatch.ErrTooDeep: "too_deep", redlatch.ErrMalformed: "malformed", redlatch.ErrLost: "lost",
+	errUnknown  = errors.New("unknown")
+	errTimedOut = errors.New("timed out")
+	names       = map[error]string{errUnknown: "unknown", errTimedOut: "timed_out",
+		redlatch.ErrBusy: "timed_out", redlatch.ErrInvalidLock: "invalid_name",
+		redlatch.ErrWrongType: "wrong_type", redlatch.ErrTooDeep: "too_deep",
+		redlatch.ErrMalformed: "malformed", redlatch.ErrLost: "lost",
 		redlatch.ErrWouldDeadlock: "would_deadlock", redlatch.ErrTooManyReaders: "too_many_readers"}
 	verbs = map[string]func(*redlatch.Lease, context.Context) error{
 		"renew": (*redlatch.Lease).Renew, "downgrade": (*redlatch.Lease).Downgrade,
@@ -64,8 +67,12 @@ func (c command) client() *redlatch.Client {
 func acquire(c command, limit time.Duration) (*redlatch.Lease, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(limit, 5*time.Second))
 	defer cancel()
-	return c.client().Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name, Owner: c.Owner,
-		TTL: cmp.Or(c.TTL, 3000) * time.Millisecond, NoWait: limit == 0})
+	lease, err := c.client().Acquire(ctx, redlatch.Lock{Kind: kinds[c.Kind], Name: c.Name,
+		Owner: c.Owner, TTL: cmp.Or(c.TTL, 3000) * time.Millisecond, NoWait: limit == 0})
+	if limit != 0 && errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", errTimedOut, err) // not a request without an answer
+	}
+	return lease, err
 }
 
 // count increments a number with a GET and a SET, which only the lock keeps together.
@@ -124,7 +131,7 @@ func (a answer) run(c command) (err error) {
 		ctx, cancel := context.WithTimeout(lease.Context(), c.limit())
 		defer cancel()
 		if <-ctx.Done(); context.Cause(ctx) != redlatch.ErrLost {
-			err = context.DeadlineExceeded
+			err = errTimedOut
 		}
 	case "release", "renew", "downgrade":
 		if err = verbs[c.Do](lease, context.Background()); err == nil || err == redlatch.ErrLost {
@@ -136,8 +143,13 @@ func (a answer) run(c command) (err error) {
 	return err
 }
 
-// nameOf names an error that is not one of redlatch: a reply, or no answer.
+// nameOf names an error: one of redlatch, no answer, or a reply.
 func nameOf(err error) string {
+	for each, name := range names {
+		if errors.Is(err, each) {
+			return name
+		}
+	}
 	var network net.Error
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.As(err, &network) {
 		return "no_answer"
@@ -155,7 +167,7 @@ func main() {
 			defer func() {
 				recover() // a nil client or lease: err is still the one above
 				if a["ok"] = err == nil; err != nil {
-					a["error"], a["text"] = cmp.Or(names[err], nameOf(err)), err.Error()
+					a["error"], a["text"] = nameOf(err), err.Error()
 				}
 				if c.ID != nil {
 					a["id"] = c.ID
