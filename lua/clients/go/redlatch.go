@@ -23,6 +23,7 @@ import (
 
 // Errors to compare with [errors.Is]. A timeout or a cancellation is the error of the context.
 var (
+	ErrClosed         = errors.New("redlatch: the client is closed")
 	ErrBusy           = errors.New("redlatch: another client holds the lock")
 	ErrInvalidLock    = errors.New("redlatch: not a valid kind or name of a lock")
 	ErrLost           = errors.New("redlatch: the lease expired or was revoked")
@@ -71,10 +72,12 @@ type Client struct {
 	prefix, channel string
 	scripts         map[string]*redis.Script
 	isSubscribed    atomic.Bool
-	stop            context.CancelFunc // of the subscription
+	closing         context.Context    // ends at Close
+	stop            context.CancelFunc // of closing
 	waiters         sync.Map           // attempt -> context.CancelFunc, which ends its pause
 	ended           sync.Map           // attempt -> *Lease, for a minute: a failover may revive it
-	background      sync.WaitGroup     // attempts that are being given up
+	closer          sync.Mutex         // while Close begins, or an Acquire: no Add beside the Wait
+	background      sync.WaitGroup     // calls of Acquire, and attempts that are being given up
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
@@ -104,10 +107,9 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 		return nil, err
 	}
 	c.observe(now.Val().UnixMicro())
-	listening, stop := context.WithCancel(context.WithoutCancel(ctx))
+	c.closing, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	confirmed, confirm := context.WithTimeout(ctx, time.Second)
-	c.stop = stop
-	go c.listen(listening, confirm)
+	go c.listen(c.closing, confirm)
 	<-confirmed.Done()
 	return c, nil
 }
@@ -164,11 +166,26 @@ func isFinal(err error) bool {
 	return final.MatchString(err.Error()) && !passes.MatchString(err.Error())
 }
 
-// Close waits until the attempts that are being given up have ended. Release all leases before.
+// Close ends calls of Acquire with [ErrClosed], and waits until their attempts and those that were
+// lost or cancelled before are given up: at most one TTL, if no server answers. Release all leases
+// before: the others are renewed until the process ends.
 func (c *Client) Close() error {
+	c.closer.Lock()
+	c.stop() // the subscription too: what ends needs no messages
+	c.closer.Unlock()
 	c.background.Wait()
-	c.stop()
 	return nil
+}
+
+// begin counts a call, unless the client is closed.
+func (c *Client) begin() bool {
+	c.closer.Lock()
+	defer c.closer.Unlock()
+	if c.closing.Err() != nil {
+		return false
+	}
+	c.background.Add(1)
+	return true
 }
 
 // minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
@@ -200,9 +217,14 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	if l.Kind != Mutex {
 		l.owner = l.Owner
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	if !c.begin() { // nothing would wake it
+		return nil, ErrClosed
+	}
+	defer c.background.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
 	defer func() {
-		cancel() // also the pauses
+		cancel(nil) // also the pauses
 		c.waiters.Delete(l.attempt)
 		if err != nil && err != ErrBusy { // the attempt may be queued or hold the lock
 			c.background.Go(func() { l.Release() })
@@ -237,7 +259,9 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 		time.AfterFunc(delay, wake)
 		<-pause.Done() // after the delay, at a notification or with ctx
 	}
-	if failure != nil {
+	if context.Cause(ctx) == ErrClosed {
+		return nil, ErrClosed
+	} else if failure != nil {
 		// Not wrapped: a request that was not answered in time has context.DeadlineExceeded in it,
 		// and a caller that has cancelled would read that ctx had timed out.
 		return nil, fmt.Errorf("%w; last failure: %v", ctx.Err(), failure)
@@ -255,6 +279,9 @@ type Lease struct {
 	sent   atomic.Pointer[time.Time] // when the last grant or renewal was requested
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+
+	releasing  sync.Mutex // while a Release is sent
+	isReleased bool
 
 	attempt, owner, ttl, claim, channel any // words of requests; nil: left out
 }
@@ -360,7 +387,17 @@ func (l *Lease) extend(ctx context.Context, verb string, minToken any) error {
 }
 
 // Release releases the lock, or fails with [ErrLost]. It waits for an answer for one TTL at most.
-func (l *Lease) Release() error { return l.giveUp(context.Canceled) }
+// Once it has succeeded, it returns nil again and sends nothing; after a failure, it tries again.
+func (l *Lease) Release() error {
+	l.releasing.Lock()
+	defer l.releasing.Unlock()
+	if l.isReleased {
+		return nil // the server forgets a release after a minute: it would answer that it was lost
+	}
+	err := l.giveUp(context.Canceled)
+	l.isReleased = err == nil
+	return err
+}
 
 // giveUp leaves the queue, releases what was granted and makes the server refuse late requests.
 func (l *Lease) giveUp(cause error) error {

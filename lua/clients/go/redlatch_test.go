@@ -502,6 +502,39 @@ func TestNewReturnsAtTheEndOfItsContext(t *testing.T) {
 	}
 }
 
+func TestCloseEndsWaitersAndRefusesNewOnes(t *testing.T) {
+	db, a, b := fresh(t), client(t), client(t)
+	lease := must(a.Acquire(ctx, mutex(20*time.Second)))
+	failed := make(chan error, 1)
+	go func() { _, err := b.Acquire(ctx, mutex(20*time.Second)); failed <- err }()
+	eventually(t, "the waiter is queued", func() bool { return waiting(db, lease.keys[1]) == 1 })
+	wants(t, b.Close(), nil)
+	if n := waiting(db, lease.keys[1]); n != 0 {
+		t.Error("the waiter is still in the queue after Close")
+	}
+	wants(t, <-failed, ErrClosed)
+	calls := scriptCalls(db)
+	_, err := b.Acquire(ctx, Lock{Kind: Mutex, Name: "y"})
+	wants(t, err, ErrClosed)
+	if n := scriptCalls(db) - calls; n != 0 {
+		t.Errorf("%d requests of a closed client", n)
+	}
+	wants(t, lease.Release(), nil)
+	wants(t, b.Close(), nil)
+}
+
+func TestSecondReleaseSucceedsIfTheFirstOneDid(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
+	wants(t, lease.Release(), nil)
+	db.Del(ctx, lease.keys[1]) // the mark of the release, which is kept for a minute
+	wants(t, lease.Release(), nil)
+	lost := must(c.Acquire(ctx, mutex(20*time.Second)))
+	db.Del(ctx, "lock:x")
+	wants(t, lost.Release(), ErrLost)
+	wants(t, lost.Release(), ErrLost)
+}
+
 func TestTimeoutNamesTheLastFailure(t *testing.T) {
 	address, stop, err := startServer(t.TempDir())
 	wants(t, err, nil)
