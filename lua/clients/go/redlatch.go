@@ -29,7 +29,7 @@ var (
 	ErrLost           = errors.New("redlatch: the lease expired or was revoked")
 	ErrWrongType      = errors.New("redlatch: the key holds something that is not this lock")
 	ErrTooDeep        = errors.New("redlatch: the owner has the maximum number of holds")
-	ErrMalformed      = errors.New("redlatch: the server refused an argument as malformed")
+	ErrMalformed      = errors.New("redlatch: an argument is malformed")
 	ErrWouldDeadlock  = errors.New("redlatch: two readers would wait for each other to write")
 	ErrTooManyReaders = errors.New("redlatch: the maximum number of readers hold the lock or wait")
 	refusals          = map[int64]error{0: ErrLost, -1: ErrLost, -2: ErrWrongType, -3: ErrWrongType,
@@ -64,6 +64,28 @@ type Lock struct {
 	Name, Owner string        // the owner of nested holds is a random text
 	TTL         time.Duration // how long the lock stays held without a renewal; 0: 30 s
 	NoWait      bool          // fail with ErrBusy if another client holds the lock
+}
+
+// check names what is wrong before it is sent: the server answers only that a word is malformed.
+func (l Lock) check(prefix string) error {
+	key, ttl := prefix+l.Name, l.TTL.Milliseconds()
+	switch {
+	case !slices.Contains([]Kind{Mutex, Reentrant, Read, Write}, l.Kind):
+		return fmt.Errorf("%w: the kind %q", ErrInvalidLock, l.Kind)
+	case l.Name == "" || len(l.Name) > 512 || len(prefix) > 128:
+		return fmt.Errorf("%w: no name, or one above 512 bytes, or a prefix above 128", ErrInvalidLock)
+	case reserved.MatchString(key), strings.Contains(key, "}") && !tagged.MatchString(key):
+		return fmt.Errorf("%w: %q is reserved, or has a } without a hash tag", ErrInvalidLock, key)
+	case ttl < 1 || ttl > 9_999_999_999:
+		return fmt.Errorf("%w: the TTL %v is below 1 ms or above 115 days", ErrMalformed, l.TTL)
+	case l.Kind == Reentrant && (l.Owner == "" || l.Owner == "mode"):
+		return fmt.Errorf("%w: Reentrant requires an owner, other than \"mode\"", ErrMalformed)
+	case l.Kind != Mutex && (len(l.Owner) > 256 || strings.HasPrefix(l.Owner, ":") ||
+		strings.Contains(l.Owner, " ")):
+		return fmt.Errorf("%w: the owner %q has a space or over 256 bytes, or begins with a colon",
+			ErrMalformed, l.Owner)
+	}
+	return nil
 }
 
 // Client acquires locks. All of them share one subscription.
@@ -199,9 +221,8 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	lock.TTL = cmp.Or(lock.TTL, defaultTTL)
 	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
 	key, base := c.prefix+l.Name, c.prefix+l.Name
-	if c.scripts[l.Kind.script()] == nil || l.Name == "" || len(l.Name) > 512 || len(c.prefix) > 128 ||
-		reserved.MatchString(key) || strings.Contains(key, "}") && !tagged.MatchString(key) {
-		return nil, ErrInvalidLock
+	if err := lock.check(c.prefix); err != nil {
+		return nil, err
 	} else if !tagged.MatchString(key) {
 		base = "{" + key + "}" // all keys of a lock are in one slot
 	}

@@ -601,6 +601,35 @@ func TestForeignKeysAreRefusedAndKept(t *testing.T) {
 	wants(t, err, ErrMalformed)
 }
 
+func TestMalformedWordsAreNamedBeforeTheyAreSent(t *testing.T) {
+	db, c := fresh(t), client(t)
+	calls := scriptCalls(db)
+	for _, each := range []struct {
+		lock Lock
+		is   error
+		text string
+	}{
+		{Lock{Kind: Mutex, Name: "x", TTL: -time.Second}, ErrMalformed, "TTL -1s"},
+		{Lock{Kind: Mutex, Name: "x", TTL: time.Microsecond}, ErrMalformed, "TTL 1µs"},
+		{Lock{Kind: Mutex, Name: "x", TTL: 1e7 * time.Second}, ErrMalformed, "TTL 2777h"},
+		{Lock{Kind: Reentrant, Name: "x"}, ErrMalformed, "requires an owner"},
+		{Lock{Kind: Reentrant, Name: "x", Owner: "a b"}, ErrMalformed, `owner "a b"`},
+		{Lock{Kind: Read, Name: "x", Owner: ":a"}, ErrMalformed, `owner ":a"`},
+		{Lock{Kind: Mutex}, ErrInvalidLock, "no name"},
+		{Lock{Kind: Mutex, Name: "a}"}, ErrInvalidLock, `"lock:a}"`},
+		{Lock{Kind: "mutex/force", Name: "x"}, ErrInvalidLock, `kind "mutex/force"`},
+	} {
+		_, err := c.Acquire(ctx, each.lock)
+		if wants(t, err, each.is); !strings.Contains(fmt.Sprint(err), each.text) {
+			t.Errorf("%v does not say %s", err, each.text)
+		}
+	}
+	if n := scriptCalls(db) - calls; n != 0 {
+		t.Errorf("%d requests", n)
+	}
+	wants(t, must(c.Acquire(ctx, Lock{Kind: Mutex, Name: "x", Owner: "unused a"})).Release(), nil)
+}
+
 func TestTTLOfZeroIsTheDefault(t *testing.T) {
 	db, c := fresh(t), client(t)
 	lease := must(c.Acquire(ctx, mutex(0)))
@@ -691,7 +720,7 @@ func TestWorkerAnswersItsCommands(t *testing.T) {
 		{`{"do":"is_valid","as":"i"}`, `{"ok":true,"valid":false}`},
 		{`{"do":"count","kind":"mutex","name":"y","key":"n","seconds":0.2}`,
 			`{"increments":\d+,"longest_ms":\d+,"ok":true,"tokens_ascending":true}`},
-		{`{"do":"acquire","kind":"mutex","name":"a}b","ttl_ms":3000,"limit_ms":0,"as":"j"}`, `{"error":"invalid_name","ok":false,"text":"[^"]+"}`},
+		{`{"do":"acquire","kind":"mutex","name":"a}b","ttl_ms":3000,"limit_ms":0,"as":"j"}`, `{"error":"invalid_name","ok":false,"text":".+"}`},
 		{`{"do":"acquire","kind":"mutex","name":"z","ttl_ms":600,"limit_ms":0,"as":"k"}`, `{"ok":true,"token":\d+}`},
 		{`{"do":"lost","as":"k","limit_ms":10000,"async":true,"id":7}`, `DEL`},
 		{`{"do":"release","as":"k"}`, `{"held":false,"ok":true}`},
