@@ -111,7 +111,7 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 	}
 	c := &Client{db: db, prefix: prefix, scripts: map[string]*redis.Script{}}
 	files, err := fs.Glob(scripts, "*.lua")
-	for _, file := range append(files, "mutex.lua") { // fails in any other folder
+	for _, file := range append(files, "mutex.lua", "fenced.lua") { // fails in any other folder
 		text, fileErr := fs.ReadFile(scripts, file)
 		c.scripts[strings.TrimSuffix(file, ".lua")] = redis.NewScript(string(text))
 		err = errors.Join(err, fileErr)
@@ -214,6 +214,20 @@ func (c *Client) begin() bool {
 func (c *Client) minToken() int64   { return (c.offset.Load() + micros()) / 5_000_000 * 5_000_000 }
 func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-micros())) }
 func micros() int64                 { return time.Since(started).Microseconds() }
+
+// WriteFenced writes a value, unless a later lease has written: then it returns false. The token is
+// that of the lease; a key beside the value keeps the largest one. Both keys need the same hash tag
+// on a cluster, as {report}:text and {report}:token. They have no prefix. A failure may have
+// written: the same call again writes the same.
+func (c *Client) WriteFenced(ctx context.Context, valueKey, tokenKey string, token int64, value any) (bool, error) {
+	written, err := within(ctx, func() *redis.Cmd {
+		return c.scripts["fenced"].Run(ctx, c.db, []string{valueKey, tokenKey}, token, value)
+	})
+	if err != nil {
+		return false, fmt.Errorf("redlatch: no answer to the write of %s: %w", valueKey, err)
+	}
+	return written.Bool()
+}
 
 // Acquire waits until the lock is granted or ctx ends, also while no server answers. If ctx ends,
 // the error is that of ctx, with the text of the failure that the last request met, if it failed.

@@ -630,6 +630,26 @@ func TestMalformedWordsAreNamedBeforeTheyAreSent(t *testing.T) {
 	wants(t, must(c.Acquire(ctx, Lock{Kind: Mutex, Name: "x", Owner: "unused a"})).Release(), nil)
 }
 
+func TestFencedWriteOfAnOldHolderIsRefused(t *testing.T) {
+	db, c := fresh(t), client(t)
+	old := must(c.Acquire(ctx, mutex(time.Second)))
+	wants(t, old.Release(), nil)
+	lease := must(c.Acquire(ctx, mutex(time.Second)))
+	write := func(token int64, value any) bool {
+		return must(c.WriteFenced(ctx, "{r}:text", "{r}:token", token, value))
+	}
+	if !write(old.Token, "1") || !write(lease.Token, []byte("2")) || !write(lease.Token, 3) {
+		t.Error("a write was refused")
+	}
+	if write(old.Token, "late") || db.Get(ctx, "{r}:text").Val() != "3" {
+		t.Error("a late write was accepted")
+	}
+	if _, err := c.WriteFenced(ctx, "{r}:text", "{r}:token", 0, "x"); err == nil {
+		t.Error("a token of 0 was accepted")
+	}
+	wants(t, lease.Release(), nil)
+}
+
 func TestTTLOfZeroIsTheDefault(t *testing.T) {
 	db, c := fresh(t), client(t)
 	lease := must(c.Acquire(ctx, mutex(0)))
