@@ -63,7 +63,7 @@ type Lock struct {
 	Kind        Kind          // Mutex, Reentrant, Read or Write
 	Name, Owner string        // the owner of nested holds is a random text
 	TTL         time.Duration // how long the lock stays held without a renewal; 0: 30 s
-	NoWait      bool          // fail with ErrBusy if another client holds the lock
+	NoWait      bool          // try once: fail with ErrBusy if another client holds the lock
 }
 
 // check names what is wrong before it is sent: the server answers only that a word is malformed.
@@ -371,7 +371,8 @@ func (c *Client) testIdle() {
 	}
 }
 
-// Context ends with the lease. [context.Cause] is [ErrLost] if it was lost.
+// Context ends with the lease. [context.Cause] is [ErrLost] if it was lost. It has the values of the
+// context of Acquire, not its end: stop at both.
 func (l *Lease) Context() context.Context { return l.ctx }
 
 // IsValid reports whether the lock is still held. It sends nothing: call it before each use.
