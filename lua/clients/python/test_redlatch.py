@@ -704,6 +704,34 @@ def test_lease_without_references_is_released(server, locks):
     assert wait_for(lambda: not server.client.exists("lock:dropped"), 5)
 
 
+def test_message_that_is_read_during_a_release_does_not_answer_for_it(server, locks):
+    send, start, begun, own = locks._send, locks._start, [], []
+
+    async def send_late(script, keys, words):
+        if words[0] == "release" and words[1] == waiter.attempt and not own:
+            own.append(words)
+            count = len(begun)
+            await locks._receive("message", f"{waiter.attempt} {waiter.token} lock:late")
+            again = begun[count:]
+            assert len(again) == 1
+            wait_for(again[0].done, 0.5)  # a release that does not wait for this one overtakes it
+        return await send(script, keys, words)
+
+    def start_counted(coroutine):
+        begun.append(start(coroutine))
+        return begun[-1]
+
+    holder = locks.mutex("late", timeout=5)
+    with in_background(locks.mutex, "late", timeout=20) as granted:
+        assert wait_for(lambda: waiter_count(server, "late") == 1)
+        assert holder.release()
+        waiter = granted.result()
+    locks._send, locks._start = send_late, start_counted
+    assert waiter.release() and own
+    assert wait_for(lambda: all(each.done() for each in begun))  # also the one for the message
+    assert not server.client.exists("lock:late")
+
+
 def test_cancelled_task_leaves_no_lock(server, locks):
     async def cancel(holder):
         task = asyncio.create_task(asyncio.to_thread(locks.mutex, "task", ttl=3, timeout=20))

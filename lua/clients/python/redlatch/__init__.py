@@ -257,7 +257,7 @@ class BaseLocks(Generic[T]):
             if wake := self._waiters.get(attempt):
                 wake.set()
             if ended := self._ended.get(attempt):
-                self._start(ended[1]._call(LIMIT, "release", "", self._observe()))
+                self._start(ended[1]._release_again())
 
 
 class BaseLease:
@@ -380,8 +380,8 @@ class BaseLease:
         """Releases in the background: until answered, or until nothing can be left to release."""
         self._is_over.set()
         self.locks._waiters.pop(self.attempt, None)
+        released = self._released = self.locks._start(self._release())
         self.locks._remember_end(self)
-        released = self.locks._start(self._release())
         self.locks._releases.add(released)
         released.add_done_callback(self.locks._releases.discard)
         return released
@@ -397,6 +397,16 @@ class BaseLease:
                     raise
                 await self.locks._pause(self.locks._event(), POLL)
         return 0
+
+    async def _release_again(self) -> None:
+        """For a message that names this attempt after its end: a failover may have revived it.
+
+        Or the message that granted the lock is read late, after a poll was granted it as well. If
+        this request then came before the release that is under way, that one would be answered 0,
+        and a lease that was held reported as lost.
+        """
+        await self.locks._wait(self._released, max(self.ttl, CLAIM) + LIMIT)
+        await self._call(LIMIT, "release", "", self.locks._observe())
 
 
 async def _keep(reference: weakref.ref, is_over: Any, pause: Any) -> None:
