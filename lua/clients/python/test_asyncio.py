@@ -166,6 +166,35 @@ async def test_lease_without_references_is_released(server):
         assert await soon(lambda: is_free(server, "dropped"))
 
 
+@in_loop
+async def test_lease_forgotten_before_the_end_of_the_block_is_released(server):
+    async def forgets(locks):
+        assert (await locks.mutex("forgotten", timeout=0)).is_valid
+
+    async with locks_of(server) as locks:
+        await forgets(locks)
+    assert server.client.exists("{lock:forgotten}:fence")
+    assert is_free(server, "forgotten")
+
+
+def test_task_that_outlives_the_block_of_locks_releases_when_it_is_cancelled(server, caplog):
+    async def refresh(locks, holds):
+        async with locks.mutex("outlives", ttl=60):
+            holds.set()
+            await asyncio.Event().wait()
+
+    async def ends_before_its_task():
+        async with locks_of(server) as locks:
+            holds = asyncio.Event()
+            task = asyncio.create_task(refresh(locks, holds))
+            await holds.wait()
+        assert not task.done() and server.client.exists("lock:outlives")
+
+    asyncio.run(ends_before_its_task())
+    assert is_free(server, "outlives")
+    assert "destroyed" not in caplog.text
+
+
 def test_interrupted_program_leaves_no_lock_and_no_waiter(server, caplog):
     async def interrupted():
         async with locks_of(server) as locks:

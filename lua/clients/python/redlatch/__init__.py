@@ -292,7 +292,11 @@ class BaseLease:
 
     async def _exit(self, error) -> None:
         if error:
-            self._give_up()
+            released = self._give_up()
+            # A task that outlives the block of `Locks` is cancelled when the loop ends. `close` has
+            # waited already: without this, the loop would end before the release is sent.
+            if self.locks._closed.is_set():
+                await self.locks._wait(released, 1.0)
         elif not await self._release_within(LIMIT):
             raise LeaseLost(f"lock {self.name!r}: the lease was lost before its release")
 

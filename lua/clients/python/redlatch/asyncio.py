@@ -64,6 +64,9 @@ class Locks(BaseLocks[Acquire]):
         It waits for releases under way, for a second at most.
         """
         self._end_waits()
+        # A lease that nothing refers to any more begins its release in the next turn of the loop.
+        # Without that turn, a function that forgot its lease just before left it for a whole TTL.
+        await asyncio.sleep(0)
         until = clock() + 1.0
         while (self._waiters or self._releases) and clock() < until:
             await asyncio.sleep(0.005)  # a waiter that ends begins a release
