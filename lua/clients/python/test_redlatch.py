@@ -544,8 +544,6 @@ def test_refusals_are_typed(server, locks):
     with locks.reentrant("deep", owner=owner, timeout=0, max_depth=1):
         with pytest.raises(redlatch.TooDeep):
             locks.reentrant("deep", owner=owner, timeout=1, max_depth=1)
-    with pytest.raises(redlatch.Malformed):
-        locks.reentrant("m", owner="a b", timeout=1)
     with locks.read("u", owner=owner), locks.read("u", owner=other):
         with in_background(locks.write, "u", owner=owner, timeout=1) as waiting:
             assert wait_for(lambda: waiter_count(server, "u") == 1)
@@ -557,6 +555,50 @@ def test_refusals_are_typed(server, locks):
         words = ["read", "attempt", "", "", "", 1000, *defaults, 1]
         [answer] = call(server.client, "rwlock", "many", *words)
     assert redlatch.REFUSALS[-answer - 1] is redlatch.TooManyReaders
+
+
+NAN, INF = float("nan"), float("inf")
+ARGUMENTS = [  # the kind, its arguments, the name of the wrong one
+    ("mutex", {"name": "a}b"}, "name"),
+    ("mutex", {"name": ""}, "name"),
+    ("mutex", {"name": b"a"}, "name"),
+    ("mutex", {"name": None}, "name"),
+    ("mutex", {"name": "\ud800"}, "name"),
+    *(("mutex", {"ttl": ttl}, "ttl") for ttl in (INF, NAN, 0, -1, 0.0005, 1e12, "30", None)),
+    *(("read", {"timeout": timeout}, "timeout") for timeout in (NAN, "5")),
+    *(("write", {"max_depth": depth}, "max_depth") for depth in (0, 1025, 1.5)),
+    *(("read", {"owner": owner}, "owner") for owner in (uuid.uuid4(), b"me", "a b", "a\n", ":a")),
+    *(("write", {"owner": owner}, "owner") for owner in ("é" * 129, "\ud800")),
+    *(("reentrant", {"owner": owner}, "owner") for owner in (None, "", "mode")),
+    ("reentrant", {}, "owner"),
+]
+
+
+@pytest.mark.parametrize("kind, arguments, wrong", ARGUMENTS)
+def test_argument_is_refused_by_its_name_before_any_request(locks, kind, arguments, wrong):
+    sent, locks._send = [], lambda *request: sent.append(request)
+    with pytest.raises(redlatch.Malformed, match=f"^{wrong}: .*must") as refused:
+        getattr(locks, kind)(**{"name": "n", "timeout": 0, **arguments})
+    assert isinstance(refused.value, ValueError) and not sent
+    assert isinstance(refused.value, redlatch.InvalidName) == (wrong == "name")
+
+
+def test_arguments_at_their_bounds_are_taken(locks):
+    for ttl in (0.001, 9_999_999_999 / 1000):
+        # A lease of 1 ms is granted too late, or not answered.
+        with contextlib.suppress(redlatch.TimedOut, redis.TimeoutError):
+            locks.mutex(f"ttl {ttl}", ttl=ttl, timeout=0).release()
+    for timeout in (float("inf"), 5):
+        assert locks.mutex("timeout", timeout=timeout).release()
+    for options in ({"owner": "é" * 128, "max_depth": 1}, {"max_depth": 1024}, {"owner": ""}):
+        assert locks.read("owner", timeout=5, **options).release()
+        assert locks.write("owner", timeout=5, **options).release()
+
+
+def test_prefix_that_is_no_text_is_refused_before_any_request():
+    for prefix in (b"lock:", None, "\ud800"):
+        with pytest.raises(redlatch.Malformed, match="^prefix: .*must"):
+            redlatch.Locks(redis.Redis(port=1), prefix=prefix)
 
 
 def test_scripts_are_sent_again_after_script_flush_and_never_loaded(server, locks):

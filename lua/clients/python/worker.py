@@ -58,7 +58,7 @@ def error_name(error: Exception) -> str:
         return "".join("_" * c.isupper() + c.lower() for c in type(error).__name__).lstrip("_")
     if redlatch.is_transient(error):
         return "no_answer"
-    return "invalid_name" if "not a lock name" in str(error) else "failed"
+    return "failed"
 
 
 class Worker:

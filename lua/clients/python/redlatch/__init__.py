@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import numbers
 import os
 import re
 import secrets
@@ -60,8 +61,12 @@ class TooDeep(LockError):
     """The owner has `max_depth` holds."""
 
 
-class Malformed(LockError):
-    """An argument is not of the protocol, such as an owner with a space."""
+class Malformed(LockError, ValueError):
+    """An argument is not of the protocol, such as an owner with a space. Its name comes first."""
+
+
+class InvalidName(Malformed):
+    """The keys of a lock with this name could be those of another lock."""
 
 
 class WouldDeadlock(LockError):
@@ -77,14 +82,48 @@ REFUSALS = [LockError, WrongType, WrongType, TooDeep, Malformed, WouldDeadlock, 
 clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+def _is_text(value: Any) -> bool:
+    """Whether it can be sent: redis-py refuses other types, and half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _require(is_right: Any, argument: str, value: Any, rule: str) -> None:
+    if not is_right:
+        raise Malformed(f"{argument}: it must be {rule}, not {value!r}")
+
+
+def _check(script: str, ttl: Any, timeout: Any, owner: Any, max_depth: Any) -> None:
+    """Refuses before any request: the server answers only -5, whichever argument is wrong."""
+    is_seconds = isinstance(ttl, numbers.Real) and 1 <= ttl * 1000 < 1e10
+    _require(is_seconds, "ttl", ttl, "from 0.001 to 9999999.999 seconds")
+    is_limit = timeout is None or isinstance(timeout, numbers.Real) and timeout == timeout  # no NaN
+    _require(is_limit, "timeout", timeout, "a number of seconds, or None")
+    if script == "reentrant":
+        # Without an owner that both know, a nested call would wait for the hold around it.
+        is_own = owner not in (None, "", "mode")
+        _require(is_own, "owner", owner, "a text that all holds share, as str(uuid.uuid4())")
+    is_word = _is_text(owner) and not re.search(r"^:|\s", owner, re.ASCII)
+    is_word = is_word and len(owner.encode()) <= 256
+    rule = "a str of up to 256 bytes without white space that does not begin with a colon"
+    _require(owner is None or is_word, "owner", owner, rule)
+    is_depth = isinstance(max_depth, numbers.Integral) and 1 <= max_depth <= 1024
+    _require(max_depth is None or is_depth, "max_depth", max_depth, "an int from 1 to 1024")
+
+
 def lock_keys(name: str, prefix: str) -> list[str]:
     """The keys lock, waiters and fence, in one slot. Refuses names whose keys could collide."""
+    if not _is_text(name) or not _is_text(prefix):
+        raise InvalidName(f"name: it must be a str, as the prefix, not {prefix!r} and {name!r}")
     lock = prefix + name
     tag = re.match(r"[^{]*\{[^}]+\}", lock)
     is_reserved = tag and re.search(r"^\{[^}]+\}\Z|:(fence|waiters)\Z|\{\}node\Z", lock)
     is_too_long = len(prefix.encode()) > 128 or len(name.encode()) > 512
     if not name or is_too_long or is_reserved or ("}" in lock and not tag):
-        raise ValueError(f"not a lock name: {name!r}")
+        rule = "1 to 512 bytes, the prefix up to 128, and braces only as one {tag}: lua/README.md"
+        raise InvalidName(f"name: it must have {rule}, names and keys; not {name!r}")
     base = lock if tag else f"{{{lock}}}"
     return [lock, f"{base}:waiters", f"{base}:fence"]
 
@@ -117,6 +156,7 @@ class BaseLocks(Generic[T]):
         """`scripts`: a folder that replaces the scripts of the package."""
         if inspect.iscoroutinefunction(client.execute_command) != self._is_async:
             raise TypeError("redis.asyncio needs redlatch.asyncio.Locks; redis, redlatch.Locks")
+        _require(_is_text(prefix), "prefix", prefix, "a str")
         self.client, self.prefix, self._scripts, self._pid = client, prefix, {}, os.getpid()
         folder = Path(scripts) if isinstance(scripts, str) else scripts
         for kind in ("mutex", "reentrant", "rwlock", "node", "fenced"):
@@ -142,7 +182,7 @@ class BaseLocks(Generic[T]):
         name: str,
         ttl: float = 30.0,
         timeout: float | None = None,
-        owner: str = "",
+        owner: str | None = None,
         max_depth: int | None = None,
     ) -> T:
         """Acquires a re-entrant lock. Its owner, a random text, may acquire it again."""
@@ -153,7 +193,7 @@ class BaseLocks(Generic[T]):
         name: str,
         ttl: float = 30.0,
         timeout: float | None = None,
-        owner: str = "",
+        owner: str | None = None,
         max_depth: int | None = None,
     ) -> T:
         """Acquires a read-write lock for reading, with other readers."""
@@ -164,7 +204,7 @@ class BaseLocks(Generic[T]):
         name: str,
         ttl: float = 30.0,
         timeout: float | None = None,
-        owner: str = "",
+        owner: str | None = None,
         max_depth: int | None = None,
     ) -> T:
         """Acquires a read-write lock for writing, alone."""
@@ -173,12 +213,13 @@ class BaseLocks(Generic[T]):
     def _begin(self, *lock: Any) -> T:
         raise NotImplementedError
 
-    async def _acquire(self, script, verb, name, ttl, timeout, owner="", max_depth=None):
+    async def _acquire(self, script, verb, name, ttl, timeout, owner=None, max_depth=None):
         if os.getpid() != self._pid:
             raise LockError("this process was forked: create Locks in it")
-        until = clock() + (1e9 if timeout is None else timeout or ttl)
+        _check(script, ttl, timeout, owner, max_depth)
+        until = clock() + (1e9 if timeout is None else min(timeout or ttl, 1e9))
         while True:
-            lease = self._lease(self, script, verb, name, ttl, owner, max_depth)
+            lease = self._lease(self, script, verb, name, ttl, owner or "", max_depth)
             if await lease._acquire(until, waits=timeout != 0):
                 return lease
 
