@@ -264,6 +264,30 @@ async def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline
 
 
 @in_loop
+async def test_opening_ends_in_time_if_the_server_hangs(monkeypatch):
+    with Server() as server:
+        monkeypatch.setattr(redlatch, "LIMIT", 0.3)
+        client = client_of(server, socket_timeout=10, retry=None)
+        await client.ping()
+        os.kill(server.process.pid, signal.SIGSTOP)
+        with pytest.raises(redis.TimeoutError, match="TIME was not answered within 0.3 s"):
+            await redlatch.asyncio.Locks(client).open()
+        await client.aclose()
+
+
+@in_loop
+async def test_fenced_write_is_refused_after_a_later_one(server):
+    keys = ["{price}:value", "{price}:token"]
+    async with locks_of(server) as locks:
+        async with locks.mutex("price") as early:
+            pass
+        async with locks.mutex("price") as late:
+            assert await locks.send("fenced", keys, [late.token, "late"]) == 1
+            assert await locks.send("fenced", keys, [early.token, "early"]) == 0
+    assert server.client.get(keys[0]) == "late"
+
+
+@in_loop
 async def test_killed_connections_are_replaced_and_waiters_notified_again(server):
     async with locks_of(server) as locks:
         lease = await locks.mutex("q", ttl=1)

@@ -497,6 +497,26 @@ def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline():
         locks.close()
 
 
+def test_opening_ends_in_time_if_the_server_hangs(monkeypatch):
+    with Server() as server:
+        monkeypatch.setattr(redlatch, "LIMIT", 0.3)
+        client = redis.Redis(port=server.port, socket_timeout=10, retry=None)
+        client.ping()
+        os.kill(server.process.pid, signal.SIGSTOP)
+        with pytest.raises(redis.TimeoutError, match="TIME was not answered within 0.3 s"):
+            redlatch.Locks(client)
+
+
+def test_fenced_write_is_refused_after_a_later_one(server, locks):
+    keys = ["{price}:value", "{price}:token"]
+    with locks.mutex("price") as early:
+        pass
+    with locks.mutex("price") as late:
+        assert locks.send("fenced", keys, [late.token, "late"]) == 1
+        assert locks.send("fenced", keys, [early.token, "early"]) == 0
+    assert server.client.get(keys[0]) == "late"
+
+
 @pytest.mark.parametrize(
     "prefix, name, is_accepted",
     [

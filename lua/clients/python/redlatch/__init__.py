@@ -224,9 +224,20 @@ class BaseLocks(Generic[T]):
                 return lease
 
     async def _open(self) -> None:
-        self._observe(*await _result(self.client.time()))
+        # A server that hangs kept the program here until redis-py had tried for the last time: for
+        # ever without a socket timeout, and for ten socket timeouts with its usual retries.
+        request = self._start(self._ask_time())
+        try:
+            if not await self._wait(request, LIMIT):
+                raise errors.TimeoutError(f"TIME was not answered within {LIMIT} s")
+        finally:
+            request.cancel()  # of a thread, it continues until the socket timeout
+        request.result()
         self._reader = self._start(self._subscribe())
         await self._pause(self._is_subscribed, 1.0)
+
+    async def _ask_time(self) -> None:
+        self._observe(*await _result(self.client.time()))
 
     def _end_waits(self) -> None:
         self._closed.set()
@@ -289,7 +300,7 @@ class BaseLocks(Generic[T]):
 
     async def _receive(self, kind: str, data) -> None:
         if kind == "subscribe":  # also after redis-py has connected again
-            self._observe(*await _result(self.client.time()))
+            await self._ask_time()
             self._is_subscribed.set()
             attempts = list(self._waiters)
         else:  # attempt[,attempt...] token time lock
@@ -495,7 +506,7 @@ class Locks(BaseLocks["Lease"]):
             self.client.publish(self._channel, "")  # wakes the thread that reads the subscription
 
     def send(self, script: str, keys: list, words: list) -> Any:
-        """Sends a script: its verb, the words of each lock, and those of the call."""
+        """Sends a script, as `("fenced", [value_key, token_key], [token, value])`: 1 if written."""
         return _run(self._send(script, keys, words))
 
     def _begin(self, *lock: Any) -> Lease:

@@ -74,6 +74,10 @@ class Locks(BaseLocks[Acquire]):
             self._reader.cancel()
             await asyncio.wait({self._reader}, timeout=1.0)
 
+    async def send(self, script: str, keys: list[Any], words: list[Any]) -> Any:
+        """Sends a script, as `("fenced", [value_key, token_key], [token, value])`: 1 if written."""
+        return await self._send(script, keys, words)
+
     async def __aenter__(self) -> Locks:
         return await self.open()
 
