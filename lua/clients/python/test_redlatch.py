@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,6 +24,7 @@ import redis
 from redis.sentinel import Sentinel
 
 import redlatch
+import redlatch.asyncio
 
 HERE = Path(__file__).resolve().parent
 LUA = HERE.parents[1]
@@ -674,7 +676,7 @@ def test_waiter_without_the_right_to_subscribe_polls(server):
 
 
 PROGRAM = """
-import sys, threading, atexit, redis, redlatch
+import sys, threading, atexit, signal, redis, redlatch
 locks = redlatch.Locks(redis.Redis(port=int(sys.argv[1]), socket_timeout=1, retry=None))
 def work():
     with locks.mutex("program", ttl=1, timeout=0):
@@ -807,6 +809,61 @@ def test_cancelled_task_leaves_no_lock(server, locks):
     asyncio.run(cancel(locks.mutex("task", ttl=30, timeout=0)))
     assert wait_for(lambda: not server.client.exists("lock:task"), 5)
     assert waiter_count(server, "task") == 0
+
+
+@pytest.mark.parametrize("half", ["threads", "asyncio"])
+def test_sigterm_handled_as_the_page_says_releases(server, half):
+    [threads, loop] = [block for block in page_blocks() if "SIGTERM" in block]
+    loop = "\n    ".join(["", *loop.splitlines()])
+    text = f"""
+import asyncio, redis.asyncio, redlatch.asyncio
+async def main():{loop}
+    client = redis.asyncio.Redis(port=int(sys.argv[1]), socket_timeout=1)
+    async with redlatch.asyncio.Locks(client) as locks, locks.mutex("program"):
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    with run_program(server, f"{threads}\nwork()" if half == "threads" else text) as program:
+        assert wait_for(lambda: server.client.exists("lock:program"))
+        program.send_signal(signal.SIGTERM)
+        program.communicate(timeout=20)
+    assert program.returncode == (143 if half == "threads" else 1)
+    assert server.client.exists("{lock:program}:fence") and not server.client.exists("lock:program")
+
+
+def page_blocks():
+    """The programs of the README."""
+    return re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.S)
+
+
+def test_cache_of_the_page_computes_once_and_serves_an_old_value_meanwhile(server, locks):
+    [text] = [block for block in page_blocks() if "def price" in block]
+    counts, computing, page = [], threading.Event(), {"plain": server.client, "locks": locks}
+    page |= {"contextlib": contextlib, "threading": threading, "redlatch": redlatch}
+
+    def compute():
+        counts.append(computing.wait(10))
+        return len(counts)
+
+    exec(text, page)
+    page["compute"] = compute
+    with ThreadPoolExecutor(4) as pool:
+        first = [pool.submit(page["price"]) for _ in range(4)]
+        assert wait_for(lambda: waiter_count(server, "tea") == 3)
+        computing.set()
+        assert [each.result() for each in first] == ["1"] * 4 and len(counts) == 1
+    computing.clear()
+    server.client.delete("{tea}:fresh")
+    assert [page["price"]() for _ in range(3)] == ["1"] * 3  # while one thread refreshes
+    computing.set()
+    assert wait_for(lambda: page["price"]() == "2") and len(counts) == 2
+
+
+def test_version_is_that_of_the_package_and_public_names_exist():
+    text = (HERE / "pyproject.toml").read_text()
+    assert f'\nversion = "{redlatch.__version__}"\n' in text
+    for module in (redlatch, redlatch.asyncio):
+        assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_folder_without_scripts_is_refused_at_once(server, tmp_path):

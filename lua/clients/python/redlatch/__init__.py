@@ -2,6 +2,8 @@
 
 The protocol is written once, for threads and for asyncio, as coroutines. In threads they block and
 never suspend: `_run` steps each one once. `redlatch.asyncio` runs them in its event loop.
+
+`SCRIPTS` is the folder of the Lua scripts, for other tools: `(SCRIPTS / "fenced.lua").read_text()`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from redis import exceptions as errors
+
+__version__ = "1.0.0"
+__all__ = ["Locks", "Lease", "LockError", "TimedOut", "LeaseLost", "WrongType", "TooDeep"]
+__all__ += ["Malformed", "InvalidName", "WouldDeadlock", "TooManyReaders"]
+__all__ += ["SCRIPTS", "is_transient", "lock_keys"]
 
 CLAIM = 3.0  # seconds for which a released lock is reserved for a waiter; at most the TTL
 POLL = 0.1  # seconds between two polls of a waiter that cannot be notified
@@ -564,7 +571,10 @@ class Lease(BaseLease):
         return _run(self._extend("downgrade", self.locks._observe()))
 
     def release(self, timeout: float = 5.0) -> bool:
-        """Returns whether the lock was held until now. Without an answer: raises, and continues."""
+        """Returns whether the lock was held until now: a second time `False`.
+
+        Without an answer: raises, and continues in the background.
+        """
         return _run(self._release_within(timeout))
 
     def __enter__(self) -> Lease:

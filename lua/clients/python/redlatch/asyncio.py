@@ -9,6 +9,8 @@ from typing import Any
 
 from . import SCRIPTS, BaseLease, BaseLocks, clock
 
+__all__ = ["Acquire", "Lease", "Locks"]
+
 
 class Acquire(Coroutine[Any, Any, "Lease"]):
     """`lease = await locks.mutex(...)`, or `async with locks.mutex(...) as lease:`."""
@@ -49,7 +51,7 @@ class Locks(BaseLocks[Acquire]):
         self._loop, self._tasks, self._releases = None, set(), set()
 
     async def open(self) -> Locks:
-        """Asks the server for its time, and subscribes."""
+        """Asks the server for its time, for 5 s at most, and subscribes."""
         self._loop = asyncio.get_running_loop()
         try:
             await self._open()
@@ -59,7 +61,7 @@ class Locks(BaseLocks[Acquire]):
         return self
 
     async def close(self) -> None:
-        """Ends waits by `LockError`, and the subscription. Release the leases before.
+        """Ends waits by `LockError`, and the subscription. It releases no lease that is held.
 
         It waits for releases under way, for a second at most.
         """
@@ -137,7 +139,10 @@ class Lease(BaseLease):
         return await self._extend("downgrade", self.locks._observe())
 
     async def release(self, timeout: float = 5.0) -> bool:
-        """Returns whether the lock was held until now. Without an answer: raises, and continues."""
+        """Returns whether the lock was held until now: a second time `False`.
+
+        Without an answer: raises, and continues in the background.
+        """
         return await self._release_within(timeout)
 
     async def __aenter__(self) -> Lease:
