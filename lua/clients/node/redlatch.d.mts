@@ -23,7 +23,7 @@ export class LockError extends Error {
 
 /** Times are in milliseconds. */
 export interface AcquireOptions {
-  /** How long the lock stays held without a renewal: 30,000. */
+  /** How long the lock stays held without a renewal: 30,000. An integer. */
   ttl?: number;
   /** How long a call waits; without one, for ever. */
   timeout?: number;
@@ -45,7 +45,7 @@ export interface Lease {
   isValid(): boolean;
   /** Resolves to whether the lock is held. */
   renew(): Promise<boolean>;
-  /** Turns a write hold into a read hold. Resolves to whether the lock is held. */
+  /** Turns a write hold into a read hold; others are `malformed`. Resolves like `renew`. */
   downgrade(): Promise<boolean>;
   /** Resolves to false if the lease was lost before. */
   release(): Promise<boolean>;
@@ -65,7 +65,7 @@ export function lockKeys(name: string, prefix?: string): [string, string, string
 /** A client of one server, Sentinel or a cluster. */
 export class Redlatch {
   constructor(redis: Redis | Cluster, options?: RedlatchOptions);
-  /** Waits for a lock. */
+  /** Waits for a lock. Arguments are checked first: a `LockError` names what is `malformed`. */
   acquire(kind: Kind, name: string, options?: AcquireOptions): Promise<Lease>;
   /** Resolves to `null` if the lock is busy. */
   tryAcquire(

@@ -3,9 +3,12 @@ import { randomBytes } from "node:crypto";
 import { existsSync, readFileSync } from "node:fs";
 import { uptime } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
+import { inspect } from "node:util";
 
 const HERE = new URL("./", import.meta.url); // has the scripts if it is a package
 const SCRIPTS = existsSync(new URL("mutex.lua", HERE)) ? HERE : new URL("../../", HERE);
+const FILES = ["mutex", "reentrant", "rwlock", "node", "fenced"];
+const KINDS = ["mutex", "reentrant", "read", "write"];
 const REQUEST_TIMEOUT = 5000; // or a quarter of what is left of the lease, if that is less
 const TEST_TIMEOUT = 1000; // for a connection, and for the answers on the subscription
 const POLL = 100; // the pause of a waiter that cannot be notified
@@ -49,6 +52,26 @@ export function lockKeys(name, prefix = "lock:") {
   if (isRefused) throw new LockError("bad_name", name, "not a lock name");
   const base = hasTag ? lock : `{${lock}}`;
   return [lock, `${base}:waiters`, `${base}:fence`];
+}
+
+/** Names the argument and its rule. The server answers only -5, and a wrong kind has no script. */
+function check(lock, kind, { owner, ttl = 1, timeout = 0, claim = 1 }) {
+  const isTime = (ms, most) => Number.isInteger(ms) && ms >= 1 && ms <= most;
+  const isNone = kind === "mutex" || (kind !== "reentrant" && (owner ?? "") === "");
+  const isText = typeof owner === "string" && /^(?!:)[^ ]+$/.test(owner);
+  const isReserved = kind === "reentrant" && owner === "mode"; // a field of that hash
+  const isOwner = isText && !isReserved && Buffer.byteLength(owner) <= 256;
+  const ownerRule = 'owner must be 1 to 256 bytes without a space, not ":…" or "mode"';
+  const isLimit = typeof timeout === "number" && timeout >= 0;
+  const rules = [
+    [KINDS.includes(kind), `kind must be one of ${KINDS.join(", ")}`, kind],
+    [isTime(ttl, 9_999_999_999), "ttl must be an integer from 1 to 9999999999 ms", ttl],
+    [isTime(claim, 60_000), "claim must be an integer from 1 to 60000 ms", claim],
+    [isLimit, "timeout must be a number of ms, at least 0", timeout],
+    [isNone || isOwner, ownerRule, owner],
+  ];
+  for (const [isMet, rule, value] of rules)
+    if (!isMet) throw new LockError("malformed", lock, `${rule}, not ${inspect(value)}`);
 }
 
 /** One attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
@@ -117,7 +140,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   }
 
   async function prolong(verb, ...minToken) {
-    if (verb === "downgrade" && kind !== "write") throw new TypeError("not a write lock");
+    if (verb === "downgrade" && kind !== "write")
+      throw fail("malformed", `only a write lock can be downgraded, not ${kind}`);
     const sent = stopwatch();
     const answer = isValid() ? await call(left() / 4, verb, ...head, ttl, ...minToken) : 0;
     if (answer === -5) throw fail("malformed", `${verb} was refused with -5`);
@@ -204,7 +228,11 @@ export class Redlatch {
     Object.assign(this, { prefix, scripts, isCluster, failsOver: isCluster || options.sentinels });
     this.channel = isCluster ? `${channel}~` : channel;
     this.onError = (error) => void onError(error);
+    // All at once and first: a script that is missing later would look like an outage for ever.
+    const read = (file) => readFileSync(new URL(`${file}.lua`, this.scripts), "utf8");
+    const sources = FILES.map(read);
     this.#redis = isCluster ? redis.duplicate([], cluster) : redis.duplicate(own);
+    sources.forEach((lua, index) => this.#redis.defineCommand(FILES[index], { lua }));
     this.#redis.on("error", this.onError);
     this.#redis.on("close", () => this.#subscriber?.disconnect()); // it follows to the new master
     this.#listen();
@@ -212,17 +240,23 @@ export class Redlatch {
 
   /** Waits for a lock; `kind`: "mutex", "reentrant" (needs `owner`), "read" or "write". */
   async acquire(kind, name, options = {}) {
-    return obtain(this, kind, lockKeys(name, this.prefix), options);
+    return obtain(this, kind, this.#keys(kind, name, options), options);
   }
 
-  tryAcquire(kind, name, options) {
-    return this.acquire(kind, name, { timeout: REQUEST_TIMEOUT, ...options, claim: "" });
+  async tryAcquire(kind, name, options = {}) {
+    const limited = { timeout: REQUEST_TIMEOUT, ...options, claim: "" };
+    return obtain(this, kind, this.#keys(kind, name, options), limited);
+  }
+
+  #keys(kind, name, options) {
+    const keys = lockKeys(name, this.prefix);
+    check(keys[0], kind, options);
+    return keys;
   }
 
   /** Sends a script, by SHA1 or source. `words`: a verb, those of each lock, those of the call. */
   async send(script, keys, words, limit = Infinity) {
-    const read = () => readFileSync(new URL(`${script}.lua`, this.scripts), "utf8");
-    if (!(script in this.#redis)) this.#redis.defineCommand(script, { lua: read() });
+    if (!FILES.includes(script)) throw new TypeError(`no script ${inspect(script)}`);
     const ms = Math.max(1, Math.min(limit, REQUEST_TIMEOUT));
     let timer;
     const late = new Promise((_, reject) => {

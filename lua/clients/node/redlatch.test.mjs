@@ -226,7 +226,7 @@ test("downgrade_admits_readers_and_keeps_the_token", async () => {
   const reader = await within(5000, reading);
   assert.equal(reader.token, writer.token);
   assert.equal(await redis.hget("lock:down", "readers"), "2");
-  await assert.rejects(reader.downgrade(), TypeError);
+  await assert.rejects(reader.downgrade(), hasCode("malformed"));
   assert.equal(await writer.renew(), true);
   assert.equal(await client.tryAcquire("write", "down"), null);
   assert.deepEqual(await Promise.all([writer.release(), reader.release()]), [true, true]);
@@ -543,8 +543,8 @@ test("refusals_are_typed_errors_and_change_nothing", async () => {
   }
   assert.equal(await redis.get("lock:plain"), "value");
   await redis.del("lock:plain", "lock:list");
-  await assert.rejects(client.acquire("mutex", "ttl", { ttl: 0, claim: 9 }), hasCode("malformed"));
-  await assert.rejects(client.acquire("reentrant", "owner"), hasCode("malformed"));
+  const malformed = client.send("mutex", lockKeys("ttl"), ["acquire", "a", "", "", 0]);
+  assert.deepEqual(await malformed, -5);
 
   const owner = randomUUID();
   const hold = () => client.acquire("reentrant", "deep", { owner });
@@ -613,6 +613,56 @@ test("closed_client_cancels_waiters", async () => {
   await Promise.all([assert.rejects(waiting, hasCode("closed")), other.close()]);
   assert.equal(await countWaiters("closing"), 0);
   await holder.release();
+});
+
+test("arguments_are_checked_before_a_request", async () => {
+  const { port, stop } = await startServer();
+  const other = openClient(open(port));
+  await other.ready;
+  await stop(); // whatever was sent would fail as `unavailable`, or be repeated
+  const refuses = async (rule, kind, options) => {
+    for (const verb of ["acquire", "tryAcquire"])
+      await assert.rejects(within(5000, other[verb](kind, "args", options)), (error) => {
+        assert.equal(error.code, "malformed", inspect(error));
+        assert.match(error.message, rule);
+        return true;
+      });
+  };
+  for (const kind of ["mutx", "", undefined, "rwlock", "node", "fenced", "ping"])
+    await refuses(/kind must be one of mutex, reentrant, read, write, not /, kind);
+  for (const ttl of [0, -1, 30.5, 0.5, 1e10, 1e12, NaN, Infinity, "30", null])
+    await refuses(/ttl must be an integer from 1 to 9999999999 ms, not /, "mutex", { ttl });
+  for (const timeout of [-1, NaN, "30", null])
+    await refuses(/timeout must be a number of ms, at least 0, not /, "mutex", { timeout });
+  const rule = /owner must be 1 to 256 bytes without a space, not ":…" or "mode", not /;
+  for (const owner of [undefined, "", "two words", ":a", "mode", "é".repeat(129), 7])
+    await refuses(rule, "reentrant", { owner });
+  for (const owner of ["two words", ":a", 7]) await refuses(rule, "read", { owner });
+  for (const claim of [0, 0.5, 60_001, "9"]) {
+    const call = other.acquire("mutex", "args", { claim });
+    await assert.rejects(call, /claim must be an integer from 1 to 60000 ms, not /);
+  }
+});
+
+test("longest_and_strangest_arguments_are_accepted", async () => {
+  for (const owner of ["é".repeat(128), "a:b", "moder", "{}", "a\n"]) {
+    const lease = await client.tryAcquire("reentrant", "odd", { owner, ttl: 9_999_999_999 });
+    assert.equal(await lease.release(), true, owner);
+  }
+  for (const owner of ["", null, "mode"]) {
+    const reader = await client.acquire("read", "odd", { owner, claim: 60_000, ttl: 60_000 });
+    assert.equal(await reader.release(), true, String(owner));
+  }
+});
+
+test("missing_script_is_an_error_of_the_constructor", () => {
+  const scripts = new URL("nowhere/", import.meta.url);
+  assert.throws(() => openClient(redis, { scripts }), { code: "ENOENT", message: /mutex\.lua/ });
+});
+
+test("unknown_script_is_refused_by_send", async () => {
+  for (const script of ["mutx", "ping", "constructor"]) // ioredis has a ping of its own
+    await assert.rejects(client.send(script, [], ["x"]), /no script/);
 });
 
 test("worker_survives_errors", async () => {
