@@ -25,7 +25,7 @@ export class LockError extends Error {
 export interface AcquireOptions {
   /** How long the lock stays held without a renewal: 30,000. An integer. */
   ttl?: number;
-  /** How long a call waits; without one, for ever. */
+  /** How long a call waits; without one, for ever. Zero tries once. */
   timeout?: number;
   /** Ends the wait. */
   signal?: AbortSignal;
@@ -67,7 +67,7 @@ export class Redlatch {
   constructor(redis: Redis | Cluster, options?: RedlatchOptions);
   /** Waits for a lock. Arguments are checked first: a `LockError` names what is `malformed`. */
   acquire(kind: Kind, name: string, options?: AcquireOptions): Promise<Lease>;
-  /** Resolves to `null` if the lock is busy. */
+  /** Resolves to `null` if the lock is busy. `unavailable`: no answer within `timeout`, 5,000. */
   tryAcquire(
     kind: Kind,
     name: string,

@@ -36,6 +36,9 @@ export class LockError extends Error {
   }
 }
 
+/** Of a host with two addresses, Node has an error for each, and only a code for both. */
+const reasonOf = (error) => error.message || String(error.code ?? error);
+
 /** Measures time. Only os.uptime() counts while the machine is suspended, and only in steps. */
 function stopwatch() {
   const [now, up] = [performance.now(), uptime()];
@@ -82,9 +85,10 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
   const lost = new AbortController();
   let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
-  let isOver, isUncertain, nap, released, timer, alarm;
+  let isOver, isUncertain, failure, nap, released, timer, alarm;
 
   const fail = (code, text, cause) => new LockError(code, keys[0], text, cause);
+  const unavailable = (error) => fail("unavailable", reasonOf(error), error);
   const call = (limit, ...words) =>
     client.send(script, keys, words, limit).then((list) => list[0] ?? list);
   const callRelease = (...rest) =>
@@ -98,6 +102,8 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const lease = { owner: owner || id, signal: lost.signal, isValid, renew, downgrade, release };
 
   async function run() {
+    if (!claim) await client.tried;
+    if (!claim && client.failure) throw unavailable(client.failure);
     await client.ready;
     if (claim) queue = [claim, client.isSubscribed ? client.channel : ""];
     while (!isOver) {
@@ -106,8 +112,9 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       const words = [queuedAt, "", ttl, client.minToken(), ...queue]; // "": no proposal
       const answer = await call(limit, acquire, ...head, ...words).catch((error) => {
         isUncertain = true; // it may have run, and may yet run
+        failure = error;
         const isFinal = error.name === "ReplyError" && !TRANSIENT.test(error.message);
-        if (!claim || isFinal || client.isClosed) throw fail("unavailable", error.message, error);
+        if (!claim || isFinal || client.isClosed) throw unavailable(error);
         return [POLL, 0];
       });
       if (answer < 0) throw fail(REFUSALS[-answer], `the server answered ${answer}`);
@@ -120,6 +127,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       }
       if (!claim) return null;
       client.minToken(answer[1]);
+      if (answer[1]) failure = undefined; // the server answers again
       queuedAt ||= answer[1] || "";
       const pause = Math.min(answer[0], claim / 2, queue[1] && client.isSubscribed ? claim : POLL);
       await sleep(Math.max(pause, 1), undefined, { signal: nap.signal }).catch(() => {});
@@ -187,7 +195,13 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       reject(reason);
       nap?.abort();
     };
-    const limit = setTimeout(cancel, clip(timeout), fail("timed_out", `not within ${timeout} ms`));
+    const expire = () => {
+      const cause = client.failure ?? failure;
+      const last = cause ? `; last failure: ${reasonOf(cause)}` : "";
+      // A try ends with any answer: its limit passes only if there is none.
+      cancel(fail(claim ? "timed_out" : "unavailable", `not within ${timeout} ms${last}`, cause));
+    };
+    const limit = setTimeout(expire, clip(timeout));
     const abort = () => cancel(signal.reason);
     signal?.addEventListener("abort", abort);
     if (signal?.aborted) abort();
@@ -209,6 +223,7 @@ export class Redlatch {
   attempts = new Map(); // that wait or hold, and for a minute those that were queued
   isSubscribed = false;
   isClosed = false;
+  #failure; // the last one of a connection
   #offset = 0;
   #tasks = new Set();
   #redis;
@@ -233,19 +248,30 @@ export class Redlatch {
     const sources = FILES.map(read);
     this.#redis = isCluster ? redis.duplicate([], cluster) : redis.duplicate(own);
     sources.forEach((lua, index) => this.#redis.defineCommand(FILES[index], { lua }));
-    this.#redis.on("error", this.onError);
+    this.#redis.on("error", (error) => this.onError((this.#failure = error)));
+    // What only tries must not wait for a server that refuses connections.
+    this.tried = Promise.race([this.ready, new Promise((on) => this.#redis.once("error", on))]);
     this.#redis.on("close", () => this.#subscriber?.disconnect()); // it follows to the new master
     this.#listen();
   }
 
+  /** Why there is no connection. */
+  get failure() {
+    return this.#redis.status === "ready" ? undefined : this.#failure;
+  }
+
   /** Waits for a lock; `kind`: "mutex", "reentrant" (needs `owner`), "read" or "write". */
   async acquire(kind, name, options = {}) {
-    return obtain(this, kind, this.#keys(kind, name, options), options);
+    if (options.timeout !== 0) return obtain(this, kind, this.#keys(kind, name, options), options);
+    const lease = await this.tryAcquire(kind, name, options); // without this, none was asked for
+    if (!lease) throw new LockError("timed_out", this.prefix + name, "in use");
+    return lease;
   }
 
   async tryAcquire(kind, name, options = {}) {
-    const limited = { timeout: REQUEST_TIMEOUT, ...options, claim: "" };
-    return obtain(this, kind, this.#keys(kind, name, options), limited);
+    const tried = { ...options, claim: "" };
+    tried.timeout ||= REQUEST_TIMEOUT;
+    return obtain(this, kind, this.#keys(kind, name, options), tried);
   }
 
   #keys(kind, name, options) {

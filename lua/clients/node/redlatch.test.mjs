@@ -665,6 +665,47 @@ test("unknown_script_is_refused_by_send", async () => {
     await assert.rejects(client.send(script, [], ["x"]), /no script/);
 });
 
+test("zero_timeout_tries_once", async () => {
+  const lease = await client.acquire("mutex", "zero", { timeout: 0 });
+  await assert.rejects(client.acquire("mutex", "zero", { timeout: 0 }), hasCode("timed_out"));
+  assert.equal(await client.tryAcquire("mutex", "zero", { timeout: 0 }), null);
+  assert.equal(await countWaiters("zero"), 0);
+  assert.equal(await lease.release(), true);
+  const again = await client.tryAcquire("mutex", "zero", { timeout: 0 });
+  assert.equal(await again.release(), true);
+});
+
+test("try_fails_at_once_while_redis_was_never_reached", async () => {
+  const other = openClient(open(await freePort()));
+  for (const round of [1, 2]) {
+    const long = { timeout: 3_600_000 }; // what only this limit ends is not at once
+    const isRefused = ({ code, cause }) => code === "unavailable" && cause?.code === "ECONNREFUSED";
+    const call = other.tryAcquire("mutex", "down", long);
+    await within(60_000, assert.rejects(call, isRefused, `round ${round}`));
+    await assert.rejects(other.acquire("mutex", "down", { timeout: 0 }), isRefused);
+  }
+});
+
+test("timeout_names_the_last_failure", async () => {
+  const { port, stop } = await startServer();
+  const [never, former] = [openClient(open(await freePort())), openClient(open(port))];
+  await former.ready;
+  await stop();
+  for (const other of [never, former]) {
+    const call = other.acquire("mutex", "down", { timeout: 300 });
+    await assert.rejects(call, (error) => {
+      assert.equal(error.code, "timed_out");
+      assert.match(error.message, /last failure: .*ECONNREFUSED/);
+      assert.equal(error.cause?.code, "ECONNREFUSED");
+      return true;
+    });
+  }
+  const holder = await client.acquire("mutex", "busy");
+  const waiting = client.acquire("mutex", "busy", { timeout: 100 });
+  await assert.rejects(waiting, (error) => error.cause === undefined); // the lock is in use
+  await holder.release();
+});
+
 test("worker_survives_errors", async () => {
   const worker = startWorker();
   assert.deepEqual(await worker.ask({ do: "nonsense" }), { ok: false, error: "unknown" });
