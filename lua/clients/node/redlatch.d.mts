@@ -47,7 +47,7 @@ export interface Lease {
   renew(): Promise<boolean>;
   /** Turns a write hold into a read hold; others are `malformed`. Resolves like `renew`. */
   downgrade(): Promise<boolean>;
-  /** Resolves to false if the lease was lost before. */
+  /** Resolves to false if the lease was lost before. A second call has the same answer. */
   release(): Promise<boolean>;
 }
 
@@ -80,6 +80,9 @@ export class Redlatch {
     words: (string | number)[],
     limit?: number,
   ): Promise<unknown>;
-  /** Cancels waiters, waits for the releases under way, for `timeout` at most, and disconnects. */
+  /**
+   * Cancels waiters, releases the leases that are held, waits for that for `timeout` at most
+   * (5,000), and disconnects.
+   */
   close(timeout?: number): Promise<void>;
 }

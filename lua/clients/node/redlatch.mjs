@@ -207,7 +207,14 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
     if (signal?.aborted) abort();
     // A message for an attempt that has ended: a failover has revived it, or it is being released.
     const notify = () => (isOver ? client.background(callRelease()) : nap?.abort());
-    const close = () => cancel(fail("closed", "client closed"));
+    // A lease that `close` left alone kept its timers: the process ended only after a TTL.
+    const close = () => {
+      const closed = fail("closed", "client closed");
+      if (!timer) return cancel(closed);
+      if (isOver) return; // released or lost before
+      client.background(release());
+      lost.abort(closed);
+    };
     client.attempts.set(id, { notify, close, poll: () => nap?.abort() });
     await run().then(resolve, reject);
     clearTimeout(limit);
@@ -223,6 +230,7 @@ export class Redlatch {
   attempts = new Map(); // that wait or hold, and for a minute those that were queued
   isSubscribed = false;
   isClosed = false;
+  #isClosing = false;
   #failure; // the last one of a connection
   #offset = 0;
   #tasks = new Set();
@@ -277,6 +285,7 @@ export class Redlatch {
   #keys(kind, name, options) {
     const keys = lockKeys(name, this.prefix);
     check(keys[0], kind, options);
+    if (this.#isClosing) throw new LockError("closed", keys[0], "client closed");
     return keys;
   }
 
@@ -317,8 +326,9 @@ export class Redlatch {
     return task;
   }
 
-  /** Cancels waiters, waits for the releases under way, for `timeout` at most, and disconnects. */
+  /** Cancels waiters, releases leases, waits for that for `timeout` at most, and disconnects. */
   async close(timeout = 5000) {
+    this.#isClosing = true;
     this.#start();
     for (const { close } of this.attempts.values()) close();
     await Promise.race([Promise.all(this.#tasks), sleep(timeout, undefined, { ref: false })]);

@@ -125,6 +125,19 @@ function startWorker() {
   return { ask, kill: (signal) => worker.kill(signal), exit: once(worker, "exit") };
 }
 
+/** A process that runs a program: `line` resolves to its next line. */
+function startProgram(program) {
+  const child = spawn(process.execPath, ["--input-type=module", "--eval", program], {
+    cwd: new URL("./", import.meta.url),
+    stdio: ["pipe", "pipe", "inherit"],
+  });
+  undoLater(() => child.kill("SIGKILL"));
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const { stdin } = child;
+  const line = async () => (await within(60_000, lines.next())).value;
+  return { stdin, line, kill: (signal) => child.kill(signal), exit: once(child, "exit") };
+}
+
 async function openWorker(options) {
   const worker = startWorker();
   const url = `redis://127.0.0.1:${server}`;
@@ -704,6 +717,71 @@ test("timeout_names_the_last_failure", async () => {
   const waiting = client.acquire("mutex", "busy", { timeout: 100 });
   await assert.rejects(waiting, (error) => error.cause === undefined); // the lock is in use
   await holder.release();
+});
+
+test("close_releases_held_leases", async () => {
+  const other = openClient();
+  const leases = [await other.acquire("mutex", "held-1"), await other.acquire("write", "held-2")];
+  await other.close();
+  assert.equal(await redis.exists("lock:held-1", "lock:held-2"), 0);
+  for (const lease of leases) {
+    assert.equal(lease.isValid(), false);
+    assert.ok(hasCode("closed")(lease.signal.reason), inspect(lease.signal.reason));
+    assert.equal(await lease.release(), true); // the answer of the release by `close`
+  }
+  await assert.rejects(other.acquire("mutex", "held-1"), hasCode("closed"));
+  await assert.rejects(other.tryAcquire("mutex", "held-1"), hasCode("closed"));
+});
+
+test("closed_client_with_a_lease_lets_the_process_end_in_an_outage", async () => {
+  const { port, stop } = await startServer();
+  const program = `
+    import { Redis } from "ioredis";
+    import { Redlatch } from "./redlatch.mjs";
+    const redis = new Redis(${port}, "127.0.0.1");
+    redis.on("error", () => {});
+    const locks = new Redlatch(redis);
+    const lease = await locks.acquire("mutex", "held", { ttl: 3_600_000 });
+    console.log("held");
+    process.stdin.on("data", async () => {
+      await locks.close(100);
+      redis.disconnect();
+      process.stdin.destroy();
+      console.log(lease.isValid());
+    });`;
+  const child = startProgram(program);
+  assert.equal(await child.line(), "held");
+  await stop();
+  child.stdin.write("close\n");
+  assert.equal(await child.line(), "false");
+  assert.deepEqual(await within(60_000, child.exit), [0, null]); // and not after the TTL
+});
+
+test("sigterm_handler_of_the_page_releases", async () => {
+  const page = readFileSync(new URL("README.md", import.meta.url), "utf8");
+  const handler = page.match(/^process\.once\("SIGTERM".*$/m)?.[0];
+  assert.ok(handler, "the page has no handler");
+  const program = `
+    import { Redis } from "ioredis";
+    import { Redlatch } from "./redlatch.mjs";
+    const locks = new Redlatch(new Redis(${server}, "127.0.0.1"));
+    ${handler}
+    await locks.acquire("mutex", "terminated");
+    console.log("held");`;
+  const child = startProgram(program);
+  assert.equal(await child.line(), "held");
+  assert.equal(await redis.exists("lock:terminated"), 1);
+  child.kill("SIGTERM");
+  assert.deepEqual(await within(60_000, child.exit), [143, null]);
+  assert.equal(await redis.exists("lock:terminated"), 0);
+});
+
+test("second_release_has_the_answer_of_the_first", async () => {
+  const lease = await client.acquire("mutex", "twice");
+  assert.deepEqual([await lease.release(), await lease.release()], [true, true]);
+  const lost = await client.acquire("mutex", "twice");
+  await force("twice");
+  assert.deepEqual([await lost.release(), await lost.release()], [false, false]);
 });
 
 test("worker_survives_errors", async () => {
