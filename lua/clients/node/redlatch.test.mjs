@@ -776,6 +776,21 @@ test("sigterm_handler_of_the_page_releases", async () => {
   assert.equal(await redis.exists("lock:terminated"), 0);
 });
 
+test("fenced_write_of_the_page_refuses_an_older_token", async () => {
+  const page = readFileSync(new URL("README.md", import.meta.url), "utf8");
+  const call = page.match(/locks\.send\("fenced".*\)/)?.[0];
+  assert.ok(call, "the page has no fenced write");
+  const run = new Function("locks", "lease", "text", `return ${call}`);
+  const write = (lease, text) => run(client, lease, text);
+  const before = await client.acquire("mutex", "fenced");
+  await before.release();
+  const lease = await client.acquire("mutex", "fenced");
+  assert.equal(await write(lease, "new"), 1);
+  assert.equal(await write(before, "old"), 0);
+  assert.equal(await redis.get("report"), "new");
+  await lease.release();
+});
+
 test("second_release_has_the_answer_of_the_first", async () => {
   const lease = await client.acquire("mutex", "twice");
   assert.deepEqual([await lease.release(), await lease.release()], [true, true]);
