@@ -139,9 +139,9 @@ public final class Redlatch implements AutoCloseable {
         news.addListener(new RedisPubSubAdapter<>() {
           @Override public void message(String channel, String text) { // attempt[,attempt] token …
             for (String id : text.split("[ ,]")) {
-              waiters.getOrDefault(id, new Semaphore(0)).release();
-              Lease lease = ended.get(id);
+              Lease lease = ended.get(id); // first: a waiter that is woken may end at once
               if (lease != null) lease.releaseAgain();
+              waiters.getOrDefault(id, new Semaphore(0)).release();
             }
           }
         });
@@ -320,13 +320,21 @@ public final class Redlatch implements AutoCloseable {
     private synchronized CompletableFuture<Boolean> end(boolean isLost) {
       waiters.remove(attempt);
       if (released != null) return released;
+      released = giveUp(Moment.now()).whenComplete((isHeld, e) -> remember())
+          .thenApply(isHeld -> isHeld && !isLost);
+      if (isLost) lost.completeAsync(() -> null);
+      return released;
+    }
+
+    /**
+     * Once the release is answered, not before: a message that named the attempt meanwhile made a
+     * second release. If that came first, the lease's own found nothing, as if it had been lost.
+     */
+    private void remember() {
       if (!queuedAt.equals("")) {
         ended.put(attempt, this);
         timer.schedule(() -> ended.remove(attempt), 1, MINUTES);
       }
-      released = giveUp(Moment.now()).thenApply(isHeld -> isHeld && !isLost);
-      if (isLost) lost.completeAsync(() -> null);
-      return released;
     }
 
     /** Releases until answered, or nothing is left. Remembers, since Lettuce repeats requests. */

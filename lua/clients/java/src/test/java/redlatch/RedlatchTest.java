@@ -8,12 +8,15 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import io.lettuce.core.RedisURI;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -338,6 +341,37 @@ class RedlatchTest {
     assertEquals(Redlatch.Reason.WRONG_TYPE, refusal(a.reentrant("x", "o"), LIMIT));
     assertEquals(1, server.number("DBSIZE"));
     assertEquals(Redlatch.Reason.MALFORMED, refusal(a.reentrant("y", "two words"), LIMIT));
+  }
+
+  /**
+   * A second message of a grant arrives while its lease is released. The client releases an ended
+   * attempt once more if a message names it. If that came before the release of the lease, it got
+   * the answer of that release, which itself then found nothing, as if the lease had been lost.
+   */
+  @Test
+  void held_lease_is_not_lost_by_a_message_during_its_release() throws Exception {
+    Redlatch c = server.open();
+    Field channel = Redlatch.class.getDeclaredField("channel");
+    Field ended = Redlatch.class.getDeclaredField("ended");
+    channel.setAccessible(true);
+    ended.setAccessible(true);
+    String news = (String) channel.get(c);
+    List<Object> named = Collections.synchronizedList(new ArrayList<>());
+    ended.set(c, new ConcurrentHashMap<String, Redlatch.Lease>() {
+      @Override public Redlatch.Lease put(String attempt, Redlatch.Lease lease) {
+        super.put(attempt, lease);
+        named.add(server.send("PUBLISH", news, attempt + " 1 1 lock:x"));
+        Server.await("a release", () -> server.number("EXISTS", "lock:x") == 0);
+        return null;
+      }
+    });
+    Redlatch.Lease holder = a.mutex("x").acquire(TTL, LIMIT);
+    var waiter = acquireLater(c.mutex("x"), TTL);
+    awaitWaiters("x", 1);
+    holder.release();
+    assertTrue(get(waiter).release());
+    assertEquals(List.of(1L), named); // the listener got the message
+    c.close();
   }
 
   @Test
