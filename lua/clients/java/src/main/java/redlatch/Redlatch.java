@@ -36,6 +36,7 @@ public final class Redlatch implements AutoCloseable {
       + "|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\\b.*";
   private static final long STEP = 5_000_000; // µs; a raised min_token slows a lock's next acquire
   private static final long LIMIT_MS = 5000; // of a request: a quarter of the lease, if it is less
+  private static final Duration LONGEST = Duration.ofMillis(9_999_999_999L); // a TTL
   private static final int POLL_MS = 100; // the pause of a waiter that cannot be notified
   private final AbstractRedisClient client;
   private final ScheduledExecutorService timer; // Lettuce's own, which no caller can block
@@ -180,8 +181,18 @@ public final class Redlatch implements AutoCloseable {
     boolean isBad = name.isEmpty() || isTooLong || isReserved || key.contains("}") && !isTagged;
     if (isBad) throw new IllegalArgumentException("not a lock name: " + name);
     String base = isTagged ? key : "{" + key + "}";
-    return new Lock(this, kind, verb, List.of(key, base + ":waiters", base + ":fence"),
-        kind.equals("mutex") ? null : Objects.requireNonNull(owner));
+    boolean isNone = kind.equals("mutex") || kind.equals("rwlock") && "".equals(owner);
+    boolean isText = owner != null && owner.matches("(?s)[^ :][^ ]*");
+    boolean isField = kind.equals("reentrant") && "mode".equals(owner); // of that hash
+    boolean isOwner = isText && !isField && owner.getBytes(UTF_8).length <= 256;
+    String rule = "owner must be 1 to 256 bytes without a space, not \":…\" or \"mode\"";
+    require(isNone || isOwner, rule, owner);
+    return new Lock(this, kind, verb, List.of(key, base + ":waiters", base + ":fence"), owner);
+  }
+
+  /** Names the argument and its rule, since the server answers only -5. */
+  private static void require(boolean isMet, String rule, Object value) {
+    if (!isMet) throw new IllegalArgumentException(rule + ", not " + value);
   }
 
   private static String randomId() { return UUID.randomUUID().toString().replace("-", ""); }
@@ -216,6 +227,9 @@ public final class Redlatch implements AutoCloseable {
   public record Lock(Redlatch client, String kind, String verb, List<String> keys, String owner) {
     /** Acquires the lock; waits for at most the limit, or only tries if that is zero. */
     public Lease acquire(Duration ttl, Duration limit) throws InterruptedException {
+      boolean isTtl = ttl.compareTo(Duration.ofMillis(1)) >= 0 && ttl.compareTo(LONGEST) <= 0;
+      require(isTtl, "ttl must be 1 to 9999999999 ms", ttl);
+      require(!limit.isNegative(), "limit must be 0 or more", limit);
       boolean waits = !limit.isZero();
       long maxMs = waits ? limit.toMillis() : client.timeoutMs;
       Moment start = Moment.now();

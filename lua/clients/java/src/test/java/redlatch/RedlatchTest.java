@@ -12,6 +12,7 @@ import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.UUID;
@@ -24,6 +25,7 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 /** One server. The oracle is a plain connection to it. */
 class RedlatchTest {
@@ -340,7 +342,40 @@ class RedlatchTest {
     server.send("RPUSH", "lock:x", "data");
     assertEquals(Redlatch.Reason.WRONG_TYPE, refusal(a.reentrant("x", "o"), LIMIT));
     assertEquals(1, server.number("DBSIZE"));
-    assertEquals(Redlatch.Reason.MALFORMED, refusal(a.reentrant("y", "two words"), LIMIT));
+  }
+
+  private static void refuses(String argument, Executable call) {
+    String text = assertThrows(IllegalArgumentException.class, call).getMessage();
+    assertTrue(text.startsWith(argument + " must be "), text);
+  }
+
+  @Test
+  void arguments_are_checked_before_a_request() throws Exception {
+    for (String owner : Arrays.asList("", null, "two words", ":a", "mode", "é".repeat(129))) {
+      refuses("owner", () -> a.reentrant("x", owner));
+    }
+    refuses("owner", () -> a.read("x", null));
+    refuses("owner", () -> a.write("x", "two words"));
+    for (Duration ttl : List.of(Duration.ZERO, Duration.ofMillis(-1), Duration.ofNanos(999_999),
+        Duration.ofMillis(10_000_000_000L), Duration.ofSeconds(Long.MAX_VALUE))) {
+      refuses("ttl", () -> a.mutex("x").acquire(ttl, LIMIT));
+    }
+    refuses("limit", () -> a.mutex("x").acquire(TTL, Duration.ofMillis(-1)));
+    assertEquals(0, server.number("DBSIZE"));
+    Duration longest = Duration.ofMillis(9_999_999_999L);
+    assertTrue(a.reentrant("x", "é".repeat(128)).acquire(longest, TRY).release());
+    assertTrue(a.read("x", "mode").acquire(TTL, TRY).release());
+  }
+
+  @Test
+  void second_release_has_the_answer_of_the_first() throws Exception {
+    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+    assertTrue(lease.release());
+    assertTrue(lease.release());
+    Redlatch.Lease lost = a.mutex("x").acquire(TTL, LIMIT);
+    server.send("DEL", "lock:x");
+    assertFalse(lost.release());
+    assertFalse(lost.release());
   }
 
   /**

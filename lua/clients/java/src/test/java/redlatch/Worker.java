@@ -80,9 +80,11 @@ public final class Worker {
         default -> e.reason.name().toLowerCase();
       };
       return failure(error).put("text", e + ": " + e.getCause());
+    } catch (IllegalArgumentException e) {
+      boolean isName = e.getMessage().startsWith("not a lock name");
+      return failure(isName ? "invalid_name" : "malformed").put("text", e.toString());
     } catch (Exception e) {
-      String error = e instanceof TimeoutException ? "timed_out"
-          : e instanceof IllegalArgumentException ? "invalid_name" : "failed";
+      String error = e instanceof TimeoutException ? "timed_out" : "failed";
       return failure(error).put("text", e.toString());
     }
   }
