@@ -103,8 +103,10 @@ type Client struct {
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
-// New subscribes. It returns when ctx ends, even if go-redis still waits for a server. Use the
-// prefix "lock:": clients with the same prefix share locks. Scripts of nil are those of the module.
+// New subscribes. It returns when ctx ends, even if go-redis still waits for a server.
+//
+// Use the prefix "lock:": clients with the same prefix share locks. Scripts of nil are those of the
+// module.
 func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix string) (*Client, error) {
 	if scripts == nil {
 		scripts = lua.Scripts
@@ -216,9 +218,11 @@ func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-mi
 func micros() int64                 { return time.Since(started).Microseconds() }
 
 // WriteFenced writes a value, unless a later lease has written: then it returns false. The token is
-// that of the lease; a key beside the value keeps the largest one. Both keys need the same hash tag
-// on a cluster, as {report}:text and {report}:token. They have no prefix. A failure may have
-// written: the same call again writes the same.
+// that of the lease; a key beside the value keeps the largest one. A failure may have written: the
+// same call again writes the same.
+//
+// The keys have no prefix. On a cluster they need the same hash tag, as {report}:text and
+// {report}:token.
 func (c *Client) WriteFenced(ctx context.Context, valueKey, tokenKey string, token int64, value any) (bool, error) {
 	written, err := within(ctx, func() *redis.Cmd {
 		return c.scripts["fenced"].Run(ctx, c.db, []string{valueKey, tokenKey}, token, value)
@@ -371,8 +375,8 @@ func (c *Client) testIdle() {
 	}
 }
 
-// Context ends with the lease. [context.Cause] is [ErrLost] if it was lost. It has the values of the
-// context of Acquire, not its end: stop at both.
+// Context ends with the lease. [context.Cause] is [ErrLost] if it was lost. It has the values of
+// the context of Acquire, not its end: stop at both.
 func (l *Lease) Context() context.Context { return l.ctx }
 
 // IsValid reports whether the lock is still held. It sends nothing: call it before each use.
