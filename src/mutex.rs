@@ -164,7 +164,8 @@ impl Mutex {
         run(guard.lease().clone(), guard.release(), work).await
     }
 
-    /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise.
+    /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise. It
+    /// sends a request, also while another task of this client holds the mutex.
     ///
     /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
     /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of
