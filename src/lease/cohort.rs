@@ -12,8 +12,9 @@ use tokio::time::sleep;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
-use super::local_queue::{LocalFront, Turn};
+use super::local_queue::LocalFront;
 use super::lock_request::LockRequest;
+use super::turn::Turn;
 use crate::clock::Moment;
 use crate::guarded::Guarded;
 

@@ -1,7 +1,6 @@
 //! [`LocalQueues`]: the tasks of this process that wait for one lock, so that one of them waits in
 //! Redis for all.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ptr;
@@ -9,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::caller::Caller;
+use super::turn::Turn;
 use crate::guarded::Guarded;
 use crate::name::Name;
 
@@ -30,21 +29,6 @@ struct Queues {
     last_tokens: Box<[u64; 256]>,
     /// The newest turn of each lock that tasks may join, while it lasts.
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
-}
-
-/// A turn of this client: a [`Cohort`](super::cohort::Cohort), or the members of a joint
-/// hold. They know the queues, which do not know them.
-pub(super) trait Turn: Any + Send + Sync {
-    /// The task behind the holder asks the server.
-    fn end(&self);
-
-    /// No task waits any more that came before the turn began.
-    fn queue_is_empty(&self) {}
-
-    /// Whether this task or thread has a part in it.
-    fn is_used_by(&self, _caller: Caller) -> bool {
-        false
-    }
 }
 
 struct LocalQueue {

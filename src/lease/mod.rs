@@ -38,6 +38,7 @@ mod schedule;
 mod schedule_entry;
 mod shared_hold;
 mod shared_poll;
+mod turn;
 mod validity;
 mod verbs;
 mod waiter;
