@@ -142,7 +142,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "        if is_last && hold.is_none() {",
             "        if false && is_last && hold.is_none() {",
         )],
-        test: "suite::read_standalone_push_resp2::nothing_is_left_after_the_last_release",
+        test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
     },
     TestMutant {
         name: "joint-hold-waits-for-other-options",

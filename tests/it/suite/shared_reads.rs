@@ -192,6 +192,7 @@ pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
     let guard = soon("the first task reads", first).await.unwrap();
     let expires = setup.deployment.kept_until(lock.name().key()).await;
     guard.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 0, "the release waits for the other task, and for the reply");
     let guard = soon("another client writes", rival.lock()).await.unwrap();
     assert!(Instant::now() < expires, "it is released, and does not expire");
     guard.release().await.unwrap();
@@ -219,8 +220,10 @@ pub async fn a_task_with_other_options_keeps_no_hold(setup: Setup) {
     eventually("the writer queues", || async { setup.deployment.waiters(&rival).await >= 2 }).await;
     held.release().await.unwrap();
     let guard = soon("the first task reads", first).await.unwrap().unwrap();
+    let granted = Instant::now();
     eventually("the second task asks", || async { setup.deployment.waiters(&rival).await == 2 }).await;
     guard.release().await.unwrap();
+    assert!(granted.elapsed() < Duration::from_secs(6), "it waits for no task that asks by itself");
     assert_eq!(holds_of_readers(&setup, &lock).await, 0, "no hold lingers");
     soon("the writer has its turn", writing).await.unwrap().unwrap().release().await.unwrap();
     soon("the second task reads", second).await.unwrap().unwrap().release().await.unwrap();
