@@ -125,7 +125,7 @@ impl View {
         format!("lock {:?}: waits: held by {}; {others}", self.name, self.first_holders())
     }
 
-    /// A held lock in one line, for one who does not wait for it any longer.
+    /// A held lock in one line, for a `run` that gives up.
     pub(crate) fn conflict(&self) -> String {
         format!("lock {:?}: held by {}: nothing is started", self.name, self.first_holders())
     }

@@ -84,7 +84,7 @@ async fn verbose_run_names_the_holder_if_it_waits_or_gives_up() {
             assert_eq!(other.end().await.stderr, "", "without -v");
         }
     }
-    // Who gives up says so as well.
+    // A run that gives up says so as well.
     let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
     for limit in [&["-n"][..], &["-w", "0.01"], &["-w", "1"]] {
         let ended = run_on(&server, &[&["run", "-v"], limit, &["job", "true"]].concat()).await;

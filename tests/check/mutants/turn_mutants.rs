@@ -133,7 +133,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "        state.expects_waiters = false;\n        if state.leaving",
             "        if state.leaving",
         )],
-        test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
+        test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
     },
     TestMutant {
         name: "last-reader-waits-for-no-reply",

@@ -191,7 +191,7 @@ pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
     held.release().await.unwrap();
     let guard = soon("the first task reads", first).await.unwrap();
     let expires = setup.deployment.kept_until(lock.name().key()).await;
-    guard.release().await.unwrap();
+    soon("the turn ends", guard.release()).await.unwrap();
     assert_eq!(holds(&setup, &lock).await, 0, "the release waits for the other task, and for the reply");
     let guard = soon("another client writes", rival.lock()).await.unwrap();
     assert!(Instant::now() < expires, "it is released, and does not expire");
