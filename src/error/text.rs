@@ -148,10 +148,7 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
             "the server refused the user name or the password"
         }
         (true, false) => "the server refused the request",
-        // The scripts take back what they had written.
-        (true, true) if lacks_right(cause) => {
-            "the user lacks a right, which ACL LOG names; nothing was granted or released"
-        }
+        (true, true) if lacks_right(cause) => "the user lacks a right, which ACL LOG names",
         (true, true) => "the server replied with an error, and may have run the request",
         _ if cause.kind() == redis::ErrorKind::Parse => "this is no server of the Redis protocol",
         (false, false) => "the server could not be reached",

@@ -114,9 +114,7 @@ impl OpenCall {
         let place = keeper.closing.open_calls.lock().insert(name.clone());
         OpenCall { keeper: Arc::clone(keeper), place }
     }
-}
 
-impl OpenCall {
     pub(super) fn keeper(&self) -> &Arc<Keeper> {
         &self.keeper
     }

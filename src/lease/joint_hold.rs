@@ -160,7 +160,7 @@ impl Hold {
             Hold::Own(hold) => _ = hold.leak(),
             Hold::Joint(mut part) => {
                 part.group.state.lock().is_leaked = true;
-                part.leave(LeaseEnd::Leaked);
+                part.leave(LeaseEnd::Leaked, false);
             }
         }
     }
@@ -214,9 +214,9 @@ impl JointHold {
     }
 
     async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
-        let (end, mut hold, is_last) = self.leave(LeaseEnd::Released);
+        let (end, mut hold, is_last) = self.leave(LeaseEnd::Released, true);
         if is_last && hold.is_none() {
-            hold = self.group.last_hold().await;
+            hold = self.group.last_hold(Leaving(&self.group)).await;
         }
         if let Some(hold) = hold {
             return hold.release(together).await;
@@ -250,13 +250,15 @@ impl JointHold {
     }
 
     /// Ends its lease. Returns how that ended, and the hold if no task uses it or is expected to;
-    /// and whether it was the last member of a hold that others are expected to join.
-    fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>, bool) {
+    /// and whether it `waits` for others that are expected to join, since it was the last member.
+    fn leave(&mut self, how: LeaseEnd, waits: bool) -> (LeaseEnd, Option<OwnedLease>, bool) {
         let Some(place) = self.place.take() else { return (how, None, false) };
         let end = self.end(how);
         let mut state = self.group.state.lock();
         state.members.try_remove(place);
-        let is_last = state.expects_waiters && state.members.is_empty() && state.hold.is_some();
+        let is_last = waits && state.expects_waiters && state.members.is_empty() && state.hold.is_some();
+        // Under the same lock: if the turn ended in between, the keeper would release the hold.
+        state.leaving += usize::from(is_last);
         (end, self.group.take_if_unused(state), is_last)
     }
 
@@ -274,7 +276,7 @@ impl JointHold {
 
 impl Drop for JointHold {
     fn drop(&mut self) {
-        self.leave(LeaseEnd::Released);
+        self.leave(LeaseEnd::Released, false);
     }
 }
 
@@ -318,11 +320,9 @@ impl Group {
         self.timer.get_or_init(|| timer.abort_handle());
     }
 
-    /// The hold, unless another task joins it. Called by the last member: those that are expected
-    /// may come too late, and then its release is to be confirmed.
-    async fn last_hold(&self) -> Option<OwnedLease> {
-        self.state.lock().leaving += 1;
-        let _leaving = Leaving(self);
+    /// The hold, unless another task joins it. Called by the last member, which `leaving` counts:
+    /// those that are expected may come too late, and then its release is to be confirmed.
+    async fn last_hold(&self, _leaving: Leaving<'_>) -> Option<OwnedLease> {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();

@@ -151,7 +151,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "            request.client.joint_queues.end_turn(&request.name);\n",
             "",
         )],
-        test: "suite::read_standalone_push_resp2::a_task_with_other_options_keeps_no_hold",
+        test: "suite::read_standalone_poll_resp2::a_task_with_other_options_keeps_no_hold",
     },
     TestMutant {
         name: "reader-joins-a-leaked-hold",

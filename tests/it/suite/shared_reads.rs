@@ -200,7 +200,8 @@ pub async fn a_task_that_is_not_polled_keeps_no_hold(setup: Setup) {
     setup.finish().await;
 }
 
-/// It asks the servers itself, behind a writer that waits for the shared hold.
+/// It asks the servers itself, behind a writer that waits for the shared hold. The turn of a hold
+/// that a poll finds is long, which shows a release that waits; that of a message's is short.
 pub async fn a_task_with_other_options_keeps_no_hold(setup: Setup) {
     let locks = setup.client_with(long_turn()).await;
     let others = locks.with_options(long_turn().ttl(Duration::from_secs(9))).unwrap();
