@@ -17,7 +17,7 @@
 -- A malformed word is an error, since callers read the answer as a boolean.
 
 local token, value = ARGV[1], ARGV[2]
-if not token or #token > 16 or not string.find(token, '^[1-9]%d*$') or tonumber(token) >= 2^53 then
+if not token or not string.find(token, '^[1-9]%d*$') or tonumber(token) >= 2^53 then
   return {err = 'ERR the token must be an integer from 1 to 2^53 - 1'}
 end
 if not value then return {err = 'ERR there is no value to write'} end

@@ -163,7 +163,11 @@ local function next_tokens(fence, least, count, token_ttl_ms)
     refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
     if not refusal.err then return first end
   end
-  if last == count then redis.pcall('DEL', fence) else redis.pcall('DECRBY', fence, count) end
+  if last ~= count then
+    redis.pcall('DECRBY', fence, count)
+  elseif redis.pcall('DEL', fence) ~= 1 then -- it must not be left without a TTL
+    redis.pcall('PEXPIRE', fence, token_ttl_ms)
+  end
   return nil, refusal
 end
 
@@ -204,22 +208,13 @@ if verb == 'acquire' then
       if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end
     end
     if seen then seen[lock] = true end
-    if token then
-      answers[i] = token
-    else
-      left = left or {}
-      left[#left + 1] = i
-    end
+    answers[i] = token
   end
 elseif verb == 'release' then
   local is_plain = not has_more and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
   for i = 1, n do
     if is_plain and ARGV[1 + n + i] == '' and redis.pcall('GET', KEYS[i]) == ARGV[1 + i] then
       if redis.pcall('DEL', KEYS[i]) == 1 then answers[i] = 1 end
-    end
-    if not answers[i] then
-      left = left or {}
-      left[#left + 1] = i
     end
   end
 elseif verb == 'renew' and not successor then
@@ -230,14 +225,14 @@ elseif verb == 'renew' and not successor then
     if type(pttl) == 'number'
       and (pttl >= ttl_ms + 0 or redis.pcall('PEXPIRE', KEYS[i], ttl_ms) == 1) then
       answers[i] = clock[1] * 1000000 + clock[2]
-    else
-      left = left or {}
-      left[#left + 1] = i
     end
   end
-else
-  left = {}
-  for i = 1, n do left[i] = i end
+end
+for i = 1, n do
+  if not answers[i] then
+    left = left or {}
+    left[#left + 1] = i
+  end
 end
 if not left then return answers end
 
@@ -444,6 +439,15 @@ local function refuse(lock, queue, attempt, queued_at, proposal, call)
   return {pttl, call.time}
 end
 
+-- An admission of the node waits for the longest lease that it has granted.
+local function note_lease(call)
+  local node = call.admission
+  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then
+    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    node[4] = call.ttl_ms
+  end
+end
+
 -- Acquires a lock that is free, or that the attempt has: then this is a second delivery, or a poll
 -- that finds what a release granted. Returns the answer, and whether the lock is granted anew.
 local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
@@ -475,13 +479,9 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
     if not holder then redis.call('DEL', lock) end -- a dead waiter's
     return refusal
   end
-  local node = call.admission
-  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-    node[4] = call.ttl_ms
-  end
-  if holder then
-    if pttl < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
+  note_lease(call)
+  if holder then -- in any case: a client that waits for replicas counts what its connection wrote
+    redis.call('PEXPIRE', lock, math.max(pttl, call.ttl_ms))
     return token
   end
   redis.call('SET', lock, attempt, 'PX', call.ttl_ms)
@@ -580,13 +580,9 @@ local function adopt(lock, queue, attempt, call)
   local holder = unless_wrong_type(redis.pcall('GET', lock))
   if holder ~= attempt then return renew(lock, successor, call) end
   local pttl = redis.call('PTTL', lock)
+  note_lease(call)
   record_end(queue, attempt, 0, call)
   redis.call('SET', lock, successor, 'PX', math.max(pttl, call.ttl_ms))
-  local node = call.admission
-  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-    node[4] = call.ttl_ms
-  end
   return call.time
 end
 

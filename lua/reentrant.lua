@@ -182,7 +182,11 @@ local function next_tokens(fence, least, count, token_ttl_ms)
     refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
     if not refusal.err then return first end
   end
-  if last == count then redis.pcall('DEL', fence) else redis.pcall('DECRBY', fence, count) end
+  if last ~= count then
+    redis.pcall('DECRBY', fence, count)
+  elseif redis.pcall('DEL', fence) ~= 1 then -- it must not be left without a TTL
+    redis.pcall('PEXPIRE', fence, token_ttl_ms)
+  end
   return nil, refusal
 end
 
@@ -228,12 +232,7 @@ if verb == 'acquire' then
       if accepted and not token then redis.call('SET', fence, accepted, 'PX', token_ttl_ms) end
     end
     if seen then seen[lock] = true end
-    if token then
-      answers[i] = token
-    else
-      left = left or {}
-      left[#left + 1] = i
-    end
+    answers[i] = token
   end
 elseif verb == 'release' then
   local is_plain = not has_more and redis.call('EXISTS', unpack(KEYS, n + 1, 2 * n)) == 0
@@ -255,10 +254,6 @@ elseif verb == 'release' then
         redis.call('HSET', lock, ':' .. attempt, '1')
       end
     end
-    if not answers[i] then
-      left = left or {}
-      left[#left + 1] = i
-    end
   end
 elseif verb == 'renew' and not successor then
   clock = redis.call('TIME')
@@ -273,14 +268,13 @@ elseif verb == 'renew' and not successor then
         answers[i] = clock[1] * 1000000 + clock[2]
       end
     end
-    if not answers[i] then
-      left = left or {}
-      left[#left + 1] = i
-    end
   end
-else
-  left = {}
-  for i = 1, n do left[i] = i end
+end
+for i = 1, n do
+  if not answers[i] then
+    left = left or {}
+    left[#left + 1] = i
+  end
 end
 if not left then return answers end
 
@@ -577,6 +571,15 @@ local function add_hold(lock, queue, attempt, owner, token, hold, is_queued, cal
   return reply
 end
 
+-- An admission of the node waits for the longest lease that it has granted.
+local function note_lease(call)
+  local node = call.admission
+  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then
+    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
+    node[4] = call.ttl_ms
+  end
+end
+
 -- Acquires a lock that is free, or that the owner has: a nested hold has the token of the lock.
 -- On a quorum, a second delivery of the only hold may propose a larger one, and so may each hold
 -- if the nodes know different ones ("nested"). Returns the answer; and if that was a grant, the
@@ -612,11 +615,7 @@ local function acquire(lock, queue, fence, attempt, owner, queued_at, proposal, 
     if not hold then redis.call('DEL', lock) end -- a dead waiter's
     return refusal
   end
-  local node = call.admission
-  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-    node[4] = call.ttl_ms
-  end
+  note_lease(call)
   if hold then
     refusal = add_hold(lock, queue, attempt, owner, token, hold, is_queued, call)
     return refusal or token, not refusal and not hold.has_attempt and hold or nil
@@ -779,15 +778,12 @@ local function adopt(lock, queue, attempt, owner, call)
   if not (held and held[1] and held[2] and token_of(lock, held[3])) or held[4] then
     return renew(lock, successor, owner, call)
   end
+  note_lease(call)
+  redis.call('HDEL', lock, '') -- of nothing: without this right, both attempts would have the hold
   record_end(queue, attempt, 0, call)
   if redis.call('PTTL', lock) < call.ttl_ms + 0 then redis.call('PEXPIRE', lock, call.ttl_ms) end
   redis.call('HSET', lock, ':' .. successor, '1')
   redis.call('HDEL', lock, ':' .. attempt)
-  local node = call.admission
-  if node and tonumber(call.ttl_ms) > tonumber(node[4] or 0) then -- an admission waits for it
-    redis.call('HSET', call.node, 'ttl', call.ttl_ms)
-    node[4] = call.ttl_ms
-  end
   return call.time
 end
 

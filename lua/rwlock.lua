@@ -252,7 +252,11 @@ local function next_tokens(fence, least, count, token_ttl_ms)
     refusal = redis.pcall('SET', fence, text, 'PX', token_ttl_ms)
     if not refusal.err then return first end
   end
-  if last == count then redis.pcall('DEL', fence) else redis.pcall('DECRBY', fence, count) end
+  if last ~= count then
+    redis.pcall('DECRBY', fence, count)
+  elseif redis.pcall('DEL', fence) ~= 1 then -- it must not be left without a TTL
+    redis.pcall('PEXPIRE', fence, token_ttl_ms)
+  end
   return nil, refusal
 end
 
@@ -355,7 +359,10 @@ elseif verb == 'release'
     local attempt, owner, lock = ARGV[1 + i], ARGV[1 + n + i], KEYS[i]
     if owner == '' then owner = attempt end
     local hold, number, mode = owner .. ' ' .. attempt, ARGV[1 + 2 * n + i], nil
-    if number == '' or string.find(number, '^[1-9]%d*$') then mode = try('HGET', lock, 'mode') end
+    -- Not a list of attempts: only of one may the hold be released here.
+    if not string.find(attempt, ' ', 1, true) and (number == '' or up_to(2^53 - 1, number)) then
+      mode = try('HGET', lock, 'mode')
+    end
     -- The only hold: an attempt that waits would have turned it into one of several.
     if mode == 'sole read ' .. hold or mode == 'sole write ' .. hold then
       if try('DEL', lock) == 1 then answers[i] = 1 end
@@ -595,8 +602,7 @@ for _, i in ipairs(left) do
     or attempt == '' and verb ~= 'inspect'
     or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
     or number ~= '' and not up_to(2^(is_acquire and 52 or 53) - 1, number)
-    or proposal ~= ''
-      and not (string.find(proposal, '^[1-9]%d*$') and tonumber(proposal) <= a_day_ahead) then
+    or proposal ~= '' and not up_to(a_day_ahead, proposal) then
     answers[i] = -5
   elseif is_late or (is_acquire or successor) and node and call.admission[1] ~= run then
     answers[i] = is_late and -1 or -9
@@ -1625,9 +1631,9 @@ end
 -- It queues and grants nothing, so a late or a second delivery only makes waiters count as alive
 -- that still have a place.
 local function wait(lock, call)
-  local entries, fields = {}, {'mode', 'write', 'writer_wait_until'}
+  local entries, fields = {}, {'mode', 'write', 'writer_wait_until', 'writer_left'}
   for i, waiter in ipairs(call.waiters) do
-    entries[i], fields[3 + i] = entry_of(waiter, 'read', call), 'read:' .. waiter.owner
+    entries[i], fields[4 + i] = entry_of(waiter, 'read', call), 'read:' .. waiter.owner
   end
   local found = unless_wrong_type(redis.pcall('HMGET', lock.key, unpack(fields)))
   local places = unless_wrong_type(redis.pcall('ZMSCORE', lock.queue, unpack(entries)))
@@ -1641,10 +1647,13 @@ local function wait(lock, call)
     busy_ms = (write_ends or tonumber(found[3]) or 0) - call.now
   end
   if busy_ms < 1 then return -10 end
+  -- Readers that queued before the last writer left go before the next one: see must_wait.
+  local first_until = not writer and tonumber(found[4]) or 0
   local answer, marks = {busy_ms, call.time}, {}
   local seen_until = string.format('%.0f', 2^52 + 61000000 + call.time + call.claim * 1000)
   for i, waiter in ipairs(call.waiters) do
-    if places[i] and waiter.owner ~= writer and not unexpired(found[3 + i], call.now) then
+    if places[i] and places[i] + 2^52 > first_until and waiter.owner ~= writer
+      and not unexpired(found[4 + i], call.now) then
       marks[#marks + 1] = seen_until
       marks[#marks + 1] = 'seen ' .. waiter.attempt
     else

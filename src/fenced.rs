@@ -17,8 +17,9 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 /// **What it does not**: refuse a late write before the successor has written. Write something
 /// under the token first, and then read what you will change: see [fencing](crate::guide::fencing).
 ///
-/// Several keys may have one `token_key`. In a cluster, all need one hash tag, as here. The token
-/// key has no time to live: it must neither expire nor be evicted.
+/// The words come in the order of the script, as in every language. Several keys may have one
+/// `token_key`, which must neither expire nor be evicted: it has no time to live. In a cluster, all
+/// need one hash tag, as here.
 ///
 /// ```no_run
 /// # async fn run(
@@ -29,7 +30,7 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 ///
 /// let guard = locks.mutex("report")?.lock().await?;
 /// let token = guard.lease().fencing_token().ok_or("fencing is off")?;
-/// if !fenced::set(&mut redis, "{report}:token", token, "{report}:text", "the text").await? {
+/// if !fenced::set(&mut redis, "{report}:text", "{report}:token", token, "the text").await? {
 ///     return Err("a later holder has written".into());
 /// }
 /// # Ok(()) }
@@ -43,9 +44,9 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 /// Not cancel safe: after a drop, the value may have been written or not.
 pub async fn set(
     redis: &mut impl ConnectionLike,
+    key: &str,
     token_key: &str,
     token: FencingToken,
-    key: &str,
     value: impl ToRedisArgs,
 ) -> RedisResult<bool> {
     Script::new(SCRIPT).key(key).key(token_key).arg(token.get()).arg(value).invoke_async(redis).await

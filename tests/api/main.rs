@@ -101,7 +101,9 @@ fn lines(name: &str, page: &str) -> Vec<String> {
 fn public_api() -> BTreeSet<String> {
     let pages = documented();
     let mut api = items(&pages, "");
-    api.extend(items(&pages.join("blocking"), "blocking::"));
+    for module in ["blocking", "fenced"] {
+        api.extend(items(&pages.join(module), &format!("{module}::")));
+    }
     api
 }
 

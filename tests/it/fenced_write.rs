@@ -17,7 +17,7 @@ async fn a_write_after_one_with_a_larger_token_is_refused() {
     }
     let (early, late) = (tokens[0], tokens[1]);
     let mut set = async |token, value: &str| {
-        fenced::set(&mut redis, "{report}:token", token, "{report}:text", value).await.unwrap()
+        fenced::set(&mut redis, "{report}:text", "{report}:token", token, value).await.unwrap()
     };
     assert!(set(early, "first").await);
     assert!(set(late, "second").await);
@@ -26,7 +26,7 @@ async fn a_write_after_one_with_a_larger_token_is_refused() {
     assert_eq!(server.run::<String>(&["GET", "{report}:text"]).await, "again");
     assert_eq!(server.run::<u64>(&["GET", "{report}:token"]).await, late.get());
     server.run::<()>(&["SET", "{report}:token", "spoilt"]).await;
-    let error = fenced::set(&mut redis, "{report}:token", late, "{report}:text", "x").await.unwrap_err();
+    let error = fenced::set(&mut redis, "{report}:text", "{report}:token", late, "x").await.unwrap_err();
     assert!(error.to_string().contains("does not hold a token"), "{error}");
     assert_eq!(server.run::<String>(&["GET", "{report}:text"]).await, "again");
 }

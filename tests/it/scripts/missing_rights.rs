@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use redis::Value;
+use redis::{RedisResult, Value};
 
 use super::client::{Acquire, Answer, Client, KEYS, Request};
 use super::commands;
@@ -155,41 +155,6 @@ async fn refused_second_delivery_of_a_release_keeps_its_mark() {
     assert!(refused >= KINDS.len(), "only {refused} were refused");
 }
 
-/// With `all`, a lock whose grant is taken back is free, and its node has accepted no token.
-#[tokio::test]
-async fn refused_command_for_one_of_all_locks_takes_back_the_others() {
-    let server = Server::start().await;
-    let client = Client::of(&server).await;
-    let mut refused = 0;
-    for command in commands() {
-        let limited = limited(&server, &client, &command).await;
-        for kind in ["mutex", "reentrant", "write"] {
-            client.flush().await;
-            let time = client.time().await;
-            // To grant the second lock takes more rights: a dead waiter is first.
-            let rest = if kind == "mutex" { "" } else { "d 255" };
-            let (place, dead) = ((time - 9_000_000).to_string(), format!("d {kind} 1000  {rest}"));
-            client.run::<()>(&["ZADD", PAIR[3], &place, &dead]).await;
-            client.run::<()>(&["PEXPIRE", PAIR[3], "60000"]).await;
-            let acquire = Acquire { kind, is_for_quorum: true };
-            let request = acquire.fenced("a", "a", time).with("all", "1");
-            let (text, arguments) = (script(&request.verb.script), joined(&request, &request));
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let words: Vec<&str> = ["EVAL", &text, "6"].into_iter().chain(PAIR).collect();
-            let answer = limited.try_run::<Value>(&[&words[..], &arguments].concat()).await;
-            let token = Value::Int(time.try_into().unwrap());
-            if matches!(&answer, Ok(Value::Array(answers)) if answers[..] == [token.clone(), token]) {
-                continue;
-            }
-            refused += 1;
-            let fence: Option<u64> = client.run(&["GET", PAIR[4]]).await;
-            let state = (client.exists(PAIR[0]).await, fence.unwrap_or(0));
-            assert_eq!(state, (false, 0), "without {command}: {kind}: {answer:?}");
-        }
-    }
-    assert!(refused > 10, "only {refused} were refused");
-}
-
 /// A second delivery that is refused leaves no token in the lock that the node has not accepted.
 #[tokio::test]
 async fn refused_second_proposal_leaves_the_token_of_the_lock() {
@@ -225,28 +190,6 @@ async fn refused_lock_takes_its_proposal_back() {
     }
 }
 
-/// No lock of a call is granted before the node has noted its token and its lease.
-#[tokio::test]
-async fn refused_note_of_the_node_grants_none_of_several_locks() {
-    let server = Server::start().await;
-    let client = Client::of(&server).await;
-    let limited = limited(&server, &client, "hset").await;
-    client.run::<()>(&["HSET", "node", "run", "r"]).await;
-    let time = client.time().await;
-    let attempts = ["a", "b", "c", "", "", ""].map(str::to_owned);
-    let proposals = [3, 2, 1].map(|more| (time + more).to_string());
-    let shared = ["60000", "", "", "", "", "", "", "", "", "r"].map(str::to_owned);
-    let keys =
-        ["", ":waiters", ":fence"].map(|end| ["k1", "k2", "k3"].map(|lock| format!("{{{lock}}}{end}")));
-    let text = script("mutex");
-    let head = ["EVAL", &text, "10"].map(str::to_owned).into_iter().chain(keys.into_iter().flatten());
-    let words = head.chain(["node", "acquire"].map(str::to_owned)).chain(attempts).chain(proposals);
-    let words: Vec<String> = words.chain(shared).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let answers: Vec<Value> = limited.run(&words).await;
-    assert!(answers.iter().all(|answer| !matches!(answer, Value::Int(_))), "{answers:?}");
-}
-
 /// Two locks in one call: their keys, and what they have in common.
 pub const PAIR: [&str; 6] = ["k1", "k2", "{k1}:waiters", "{k2}:waiters", "{k1}:fence", "{k2}:fence"];
 
@@ -273,6 +216,14 @@ const LOOK: &str = "
       contents[at] = table.concat(found, ',')
     end
     return {contents, bare, held}";
+
+/// Runs the script of a kind.
+pub async fn run(client: &Client, kind: &str, keys: &[&str], arguments: &[String]) -> RedisResult<Value> {
+    let kind = if ["read", "write"].contains(&kind) { "rwlock" } else { kind };
+    let (text, count) = (script(kind), keys.len().to_string());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    client.try_run(&[&["EVAL", &text, &count], keys, &arguments].concat()).await
+}
 
 /// The arguments of one call for two locks, from requests for one each.
 pub fn joined(first: &Request, second: &Request) -> Vec<String> {

@@ -56,10 +56,13 @@ async fn owner_with_4000_queued_reads_never_exceeds_max_depth() {
     let server = Server::start().await;
     let client = Client::of(&server).await;
     let [read, write] = ["read", "write"].map(on_one_server);
-    assert!(matches!(write.fenced("w", "w", 0).send(&client).await, Final(1..)));
+    // Longer than the test, also on a busy machine. The claim is the longest one: no waiter is
+    // considered dead while the test queues the others.
+    const HOUR: &str = "3600000";
+    let writing = write.fenced("w", "w", 0).with("ttl_ms", HOUR);
+    assert!(matches!(writing.send(&client).await, Final(1..)));
     let attempts: Vec<String> = (0..4000).map(|number| format!("r{number}")).collect();
-    // A claim of a minute: no waiter is considered dead while the test queues the others.
-    let take = |attempt: &str| read.fenced("o", attempt, 0).with("claim_ms", "60000");
+    let take = |attempt: &str| read.fenced("o", attempt, 0).with("ttl_ms", HOUR).with("claim_ms", "60000");
     for attempt in &attempts {
         assert_eq!(take(attempt).send(&client).await, Busy);
     }
@@ -122,5 +125,30 @@ async fn end_marks_are_removed_by_releases_and_force() {
             assert_eq!(client.waiters().await, 1, "{acquire:?}");
             client.flush().await;
         }
+    }
+}
+
+/// A client that waits for replicas asks how much of what its own connection has written they have.
+/// So each grant writes, also one that finds that a release has granted the lock, for longer than
+/// was asked for.
+#[tokio::test]
+async fn grant_that_is_found_writes() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    let changes = async || {
+        let info: String = client.run(&["INFO", "persistence"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    for kind in ["mutex", "reentrant", "write"] {
+        client.flush().await;
+        let acquire = on_one_server(kind);
+        assert!(matches!(acquire.fenced("a", "a", 7).send(&client).await, Final(1..)));
+        let waiting = acquire.fenced("w", "w", 7).with("ttl_ms", "30000").with("claim_ms", "60000");
+        assert_eq!(waiting.send(&client).await, Busy);
+        assert_eq!(acquire.release("a", "a").send(&client).await, Final(1));
+        let before = changes().await;
+        assert!(matches!(waiting.send(&client).await, Final(1..)), "{kind}");
+        assert!(changes().await > before, "{kind}: the grant wrote nothing");
     }
 }

@@ -33,6 +33,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         "only a user without a right comes here: missing_rights.rs",
         &["mutex", "reentrant"],
         &[
+            "elseif redis.pcall('DEL', fence) ~= 1 then -- it must not be left without a TTL",
             "elseif clock.err then",
             "if clock.err and n == 1 then return clock end",
             "if clock.err then",
@@ -67,6 +68,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
         "only a user without a right comes here: missing_rights.rs",
         &["rwlock"],
         &[
+            "elseif redis.pcall('DEL', fence) ~= 1 then -- it must not be left without a TTL",
             "elseif clock.err then",
             "if stored ~= 1 then",
             "if stored ~= 1 then redis.call('DEL', lock) end -- it must not be left without a TTL",
