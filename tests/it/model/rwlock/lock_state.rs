@@ -1,7 +1,7 @@
 //! The state of a lock on a server, and its parser.
 
 use super::clients::Scenario;
-use super::state_scripts::OTHERS;
+use super::state_scripts::{Look, OTHERS};
 
 /// A hold: its owner, its attempts, and whether it has expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,103 +63,132 @@ pub const RECENT: i64 = -5_000_000;
 /// The age that is added to a place when its claim passes.
 pub const PASSED: i64 = 99_000_000;
 
+/// Milliseconds: longer than a claim, and shorter than a TTL.
+const LONGER_THAN_A_CLAIM: i64 = 100_000;
+
 impl ParsedState {
-    /// Parses the answer of [`Tools::look`](super::state_scripts::Tools::look). `Err`: a rule that
-    /// the state breaks.
-    pub fn read(scenario: &Scenario, instant: i64, text: &str) -> Result<ParsedState, String> {
-        let mut server_state = ServerState::new(scenario);
-        let mut lasting = Vec::new();
-        let mut others = 0;
-        let mut lines = text.split('\n');
-        match lines.next() {
-            Some("") => {}
-            complaint => return Err(complaint.unwrap_or_default().to_owned()),
+    /// Parses what [`look`](super::state_scripts::look) saw. `Err`: a rule that the state breaks.
+    pub fn read(scenario: &Scenario, instant: i64, look: Look) -> Result<ParsedState, String> {
+        let (hash, queue, counter, pttl, queue_pttl, fence_pttl, (seconds, micros)) = look;
+        if [pttl, queue_pttl, fence_pttl].contains(&-1) {
+            return Err("a key has no TTL".to_owned());
         }
-        for line in lines {
-            let mut words = line.split(' ');
-            let (name, value) = (words.next().unwrap(), words.next().unwrap());
-            let number = || value.parse::<f64>().unwrap() as i64;
-            let live = value != "over";
-            let mut hold = |owner, words: std::str::Split<'_, char>| {
+        let mut state = ServerState { counter, ..ServerState::new(scenario) };
+        let mut lasting = Vec::new();
+        let is_sole = hash.iter().any(|(name, value)| name == "mode" && value != "several");
+        if is_sole && hash.iter().any(|(name, _)| name != "mode" && name != "token") {
+            return Err("a sole hold has other fields beside it".to_owned());
+        }
+        if !hash.is_empty() && hash.iter().all(|(name, _)| name != "mode") {
+            return Err("the hash has no mode".to_owned());
+        }
+        let (now, mut latest) = (instant / 1000, 0);
+        let is_long = |ends: i64| ends > now + LONGER_THAN_A_CLAIM;
+        for (name, value) in &hash {
+            let number = || value.parse::<i64>().unwrap();
+            let mut words = value.split(' ');
+            let mut ends = || words.next().unwrap().parse::<i64>().unwrap();
+            let mut hold = |ends, owner: &str, words: std::str::Split<'_, char>| {
                 let attempts: Vec<usize> = words.map(|word| scenario.attempt(word)).collect();
-                if value == "long" {
+                if is_long(ends) {
                     lasting.extend(&attempts);
                 }
-                Hold { is_live: live, owner, attempts }
+                latest = latest.max(ends);
+                Some(Hold { is_live: ends > now, owner: scenario.owner(owner), attempts })
             };
-            match name {
-                "mode" => server_state.mode = Mode::Several,
-                "write" => {
-                    let owner = scenario.owner(words.next().unwrap());
-                    server_state.write = Some(hold(owner, words));
-                }
-                "sole" => {
-                    let (side, owner) = (words.next().unwrap(), scenario.owner(words.next().unwrap()));
-                    let hold = Some(hold(owner, words));
-                    server_state.mode = Mode::Sole;
+            match name.as_str() {
+                "mode" if !is_sole => state.mode = Mode::Several,
+                "mode" => {
+                    let (Some("sole"), Some(side), Some(owner)) = (words.next(), words.next(), words.next())
+                    else {
+                        return Err(format!("an unknown mode: {value}"));
+                    };
+                    let hold = hold(now + pttl, owner, words);
+                    if hold.as_ref().is_none_or(|hold| hold.attempts.len() != 1) {
+                        return Err(format!("a sole hold of several attempts: {value}"));
+                    }
+                    state.mode = Mode::Sole;
                     if side == "read" {
-                        server_state.reads[owner] = hold
+                        state.reads[scenario.owner(owner)] = hold;
                     } else {
-                        server_state.write = hold
-                    }
-                    if side == "read" {
-                        server_state.token = Some(0);
+                        state.write = hold;
                     }
                 }
-                "readers" => server_state.readers = Some(number()),
-                "writer_wait_until" => server_state.writer_wait_until = Some(live),
-                "upgrade" => server_state.upgrade = Some((live, scenario.owner(words.next().unwrap()))),
-                "writer_left" => server_state.writer_left = Some(number() - instant),
-                "token" => server_state.token = Some(number()),
-                "counter" => server_state.counter = Some(number()),
-                "queued" | "seen" | "ended"
-                    if scenario.others && OTHERS.iter().any(|entry| line.contains(entry)) =>
-                {
-                    others += 1;
+                "write" => {
+                    let (ends, owner) = (ends(), words.next().unwrap());
+                    state.write = hold(ends, owner, words);
                 }
-                "queued" => {
-                    let entry = line.splitn(3, ' ').nth(2).unwrap();
-                    let one = scenario.attempt(words.next().unwrap());
-                    let score = number();
+                "readers" => state.readers = Some(number()),
+                "writer_wait_until" | "upgrade" => {
+                    let ends = ends();
+                    if is_long(ends) {
+                        return Err(format!("{name} lasts longer than a claim"));
+                    }
+                    match words.next() {
+                        None => state.writer_wait_until = Some(ends > now),
+                        Some(owner) => state.upgrade = Some((ends > now, scenario.owner(owner))),
+                    }
+                }
+                "writer_left" => state.writer_left = Some(number() - instant),
+                "token" => state.token = Some(number()),
+                _ => match name.strip_prefix("read:") {
+                    Some(owner) => {
+                        let ends = ends();
+                        state.reads[scenario.owner(owner)] = hold(ends, owner, words);
+                    }
+                    None => return Err(format!("an unknown field: {name} {value}")),
+                },
+            }
+        }
+        if is_sole && state.write.is_none() {
+            // The counter's token is stored once there is a second hold.
+            state.token = counter;
+        }
+        // The time was read after the TTL.
+        if !hash.is_empty() && seconds * 1000 + micros / 1000 + pttl + 2 < latest {
+            return Err("the key ends before a hold".to_owned());
+        }
+        let mut others = 0;
+        for (entry, score) in &queue {
+            let score = *score as i64;
+            let mark = entry.split_once(' ').filter(|(word, _)| ["seen", "ended"].contains(word));
+            let until = score - LANE - instant;
+            if mark.is_some_and(|(word, _)| until <= if word == "seen" { 61_000_000 } else { 0 }) {
+                continue;
+            }
+            if scenario.others && OTHERS.contains(&entry.as_str()) {
+                others += 1;
+                continue;
+            }
+            match mark {
+                Some(("seen", name)) => state.seen[scenario.attempt(name)] = true,
+                // The marks of force requests, each of which is an attempt of its own.
+                Some((_, "f")) => {}
+                Some((_, name)) => {
+                    state.ended[scenario.attempt(name)] = Some((score - LANE) % 1_000_000 - 10);
+                }
+                None => {
+                    let one = scenario.attempt(entry.split(' ').next().unwrap());
                     let place = match (scenario.attempts[one].writes, score) {
                         (true, 0) => UPGRADES,
                         (true, 1..) => score - instant,
                         (false, ..0) => score + LANE - instant,
-                        _ => return Err(format!("an impossible place: {line}")),
+                        _ => return Err(format!("an impossible place: {score} {entry}")),
                     };
-                    if entry != scenario.waiter(one) {
-                        return Err(format!("an unknown waiter: {line}"));
+                    if *entry != scenario.waiter(one) {
+                        return Err(format!("an unknown waiter: {entry}"));
                     }
-                    server_state.queue.push((one, place));
+                    state.queue.push((one, place));
                 }
-                "seen" => server_state.seen[scenario.attempt(value)] = true,
-                // The marks of force requests, each of which is an attempt of its own.
-                "ended" if value == "f" => {}
-                "ended" => {
-                    server_state.ended[scenario.attempt(value)] = Some(words.next().unwrap().parse().unwrap())
-                }
-                _ => match name.strip_prefix("read:") {
-                    Some(owner) => {
-                        let owner = scenario.owner(owner);
-                        server_state.reads[owner] = Some(hold(owner, words));
-                    }
-                    None => return Err(format!("an unknown field: {line}")),
-                },
             }
         }
-        if server_state.mode == Mode::Sole {
-            if server_state.write.is_none() {
-                // The counter is stored once there is a second hold.
-                server_state.token = server_state.token.and(server_state.counter);
-            }
-            if !server_state.queue.is_empty() {
-                return Err("attempts wait beside a sole hold".to_owned());
-            }
+        if is_sole && !state.queue.is_empty() {
+            return Err("attempts wait beside a sole hold".to_owned());
         }
         if scenario.others && others != OTHERS.len() {
             return Err("an entry of another kind, or a mark of another attempt, was removed".to_owned());
         }
-        Ok(ParsedState { server_state, lasting })
+        Ok(ParsedState { server_state: state, lasting })
     }
 }
 

@@ -26,7 +26,7 @@ use std::time::Instant;
 pub use clients::more;
 use clients::{Fencing, Scenario};
 use search::{BrokenRule, Search};
-use state_scripts::{Script, Tools};
+use state_scripts::Script;
 
 use crate::support::Server;
 
@@ -74,14 +74,12 @@ fn largest_scenarios() -> Vec<Scenario> {
 
 struct Harness {
     server: Server,
-    tools: Tools,
 }
 
 impl Harness {
     async fn open() -> Harness {
         let server = Server::start().await;
-        let tools = Tools::load(&server).await;
-        Harness { server, tools }
+        Harness { server }
     }
 
     async fn load(&self, change: impl Fn(String) -> String) -> Script {
@@ -91,7 +89,7 @@ impl Harness {
     /// Searches and drains all states, and returns the size of the search.
     async fn search(&self, scenario: &Scenario, script: &Script) -> Result<String, BrokenRule> {
         let start = Instant::now();
-        let search = Search::run(scenario, &self.server.connection().await, &self.tools, script).await?;
+        let search = Search::run(scenario, &self.server.connection().await, script).await?;
         // The last states of a bounded search have no known next states.
         let drained = if scenario.steps == usize::MAX { search.drain()? } else { 0 };
         let (states, requests) = (search.nodes.len(), search.requests);

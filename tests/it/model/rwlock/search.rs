@@ -3,12 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Pipeline, Value};
 
 use super::clients::Scenario;
 use super::invariants::{consistent, judge, judge_idle};
 use super::lock_state::ParsedState;
-use super::state_scripts::{Script, Tools, instant};
+use super::state_scripts::{LOOKS, Script, instant, look, place};
 use super::steps::{Answer, Move, State};
 use crate::support::raw::only;
 
@@ -55,12 +55,10 @@ impl<'a> Search<'a> {
     pub async fn run(
         scenario: &'a Scenario,
         connection: &MultiplexedConnection,
-        tools: &Tools,
         script: &Script,
     ) -> Result<Search<'a>, BrokenRule> {
         let mut search = Search { scenario, nodes: Vec::new(), requests: 0, known: HashMap::new() };
         search.reach(State::first(scenario), None);
-        let look = tools.look();
         let (mut next, mut in_flight) = (0, VecDeque::new());
         let mut judged = Ok(());
         loop {
@@ -76,7 +74,7 @@ impl<'a> Search<'a> {
                 }
                 let mut pipe = redis::pipe();
                 for at in &batch {
-                    search.ask(*at, instant, &mut pipe, script, tools, &look);
+                    search.ask(*at, instant, &mut pipe, script);
                 }
                 let mut connection = connection.clone();
                 let answers = async move { pipe.query_async::<Vec<Value>>(&mut connection).await };
@@ -94,22 +92,21 @@ impl<'a> Search<'a> {
 
     /// Adds all requests of a state to the batch: each one twice, and a read of the state after
     /// each.
-    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, script: &Script, tools: &Tools, look: &Cmd) {
+    fn ask(&self, at: usize, instant: i64, pipe: &mut Pipeline, script: &Script) {
         let state = &self.nodes[at].state;
         let (moves, idle) = state.moves(self.scenario);
         let request = |step: Move| step.request(self.scenario, script, state, instant).expect("a request");
-        let place = tools.place(self.scenario, &state.server_state, instant);
-        pipe.add_command(place.clone());
+        place(pipe, self.scenario, &state.server_state, instant);
         for step in idle {
             pipe.add_command(request(step));
-            pipe.add_command(look.clone());
+            look(pipe);
         }
         for step in moves.into_iter().filter(|step| step.is_request()) {
             let request = request(step);
-            pipe.add_command(place.clone());
+            place(pipe, self.scenario, &state.server_state, instant);
             for _ in 0..2 {
                 pipe.add_command(request.clone());
-                pipe.add_command(look.clone());
+                look(pipe);
             }
         }
     }
@@ -124,19 +121,16 @@ impl<'a> Search<'a> {
         let scenario = self.scenario;
         let state = self.nodes[at].state.clone();
         let (moves, idle) = state.moves(scenario);
-        values.next();
         for step in idle {
             let answer = answer(instant, values.next());
             self.requests += 1;
-            let seen = seen(scenario, instant, values.next());
+            let seen = seen(scenario, instant, values);
             let judged = seen.and_then(|seen| judge_idle(scenario, &state, step, answer, &seen));
             judged.map_err(|what| self.found(at, Some((step, Some(answer))), what))?;
         }
         for step in moves {
             let (after, answered) = if step.is_request() {
-                values.next();
-                let mut delivered =
-                    || (answer(instant, values.next()), seen(scenario, instant, values.next()));
+                let mut delivered = || (answer(instant, values.next()), seen(scenario, instant, values));
                 let (first, second) = (delivered(), delivered());
                 self.requests += 2;
                 let judged = match (first.1, second.1) {
@@ -190,11 +184,11 @@ fn answer(instant: i64, value: Option<Value>) -> Answer {
     }
 }
 
-fn seen(scenario: &Scenario, instant: i64, value: Option<Value>) -> Result<ParsedState, String> {
-    match value {
-        Some(Value::BulkString(text)) => {
-            ParsedState::read(scenario, instant, std::str::from_utf8(&text).unwrap())
-        }
-        other => panic!("the read of the state answers {other:?}"),
-    }
+fn seen(
+    scenario: &Scenario,
+    instant: i64,
+    values: &mut impl Iterator<Item = Value>,
+) -> Result<ParsedState, String> {
+    let replies = Value::Array(values.take(LOOKS).collect());
+    ParsedState::read(scenario, instant, redis::from_redis_value(replies).unwrap())
 }
