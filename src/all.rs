@@ -63,7 +63,8 @@ impl All {
         if let Some(other) = members.iter().find(|member| !Arc::ptr_eq(&member.lock().client, client)) {
             return Err(MembersError::OtherClient(other.name().clone()));
         }
-        if let Some(kept) = members.iter().find(|member| member.has_minimum_hold()) {
+        // One that was acquired in vain could not be given back.
+        if let Some(kept) = members.iter().find(|member| member.lock().options.minimum_hold().is_some()) {
             return Err(MembersError::HoldAtLeast(kept.name().clone()));
         }
         members.sort_by(|one, other| one.name().key().cmp(other.name().key()));

@@ -37,12 +37,7 @@ impl Inspection {
     }
 
     /// Merges the nodes' reports into what a majority agrees on.
-    pub(crate) fn merge(mut views: Vec<Inspection>, majority: usize) -> Inspection {
-        if majority == 1
-            && let Some(only) = views.pop()
-        {
-            return only; // of one node
-        }
+    pub(crate) fn merge(views: &[Inspection], majority: usize) -> Inspection {
         let seen: Vec<&[Holder]> = views.iter().map(|view| view.holders.as_slice()).collect();
         Inspection {
             holders: merge_holders(&seen, majority),
@@ -126,12 +121,7 @@ impl RwInspection {
     }
 
     /// Merges the nodes' reports into what a majority agrees on.
-    pub(crate) fn merge(mut views: Vec<RwInspection>, majority: usize) -> RwInspection {
-        if majority == 1
-            && let Some(only) = views.pop()
-        {
-            return only; // of one node
-        }
+    pub(crate) fn merge(views: &[RwInspection], majority: usize) -> RwInspection {
         let most = |of: fn(&RwInspection) -> u64| views.iter().map(of).max().unwrap_or(0);
         let writing: Vec<&[Holder]> = views.iter().map(|view| view.writer.as_slice()).collect();
         let reading: Vec<&[Holder]> = views.iter().map(|view| view.readers.as_slice()).collect();

@@ -5,13 +5,11 @@
 //! renewed while the work lasts, and each grant has a fencing token.
 //!
 //! ```no_run
-//! use redlatch::{Error, Locks};
-//!
 //! # #[tokio::main]
-//! # async fn main() -> Result<(), Error> {
-//! let locks = Locks::open("redis://127.0.0.1/").await?;
-//! let backup = async |_| Ok(println!("no other process is here"));
-//! locks.mutex("backup")?.run(backup).await
+//! # async fn main() -> Result<(), redlatch::Error> {
+//! let locks = redlatch::Locks::open("redis://127.0.0.1/").await?;
+//! let backup = locks.mutex("backup")?;
+//! backup.run(async |_| { println!("no other process is here"); Ok(()) }).await
 //! # }
 //! ```
 //!
@@ -128,109 +126,42 @@ mod wire;
 /// | [Testing](crate::guide::testing) | what is tested, what was found |
 /// | [Design](crate::guide::design) | decisions, with their alternatives |
 pub mod guide {
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/across-services.md")]
-    pub mod across_services {}
+    macro_rules! pages {
+        ($($name:ident $file:literal,)*) => {$(
+            #[doc = include_str!("../docs/links.md")]
+            #[doc = include_str!("../docs/images/embedded.md")]
+            #[doc = include_str!(concat!("../docs/", $file))]
+            pub mod $name {}
+        )*};
+    }
 
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/as-a-service.md")]
-    pub mod as_a_service {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/images/embedded.md")]
-    #[doc = include_str!("../docs/caches.md")]
-    pub mod caches {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/choosing.md")]
-    pub mod choosing {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/cli.md")]
-    pub mod cli {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/coming-from.md")]
-    pub mod coming_from {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/connecting.md")]
-    pub mod connecting {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/design.md")]
-    pub mod design {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/errors.md")]
-    pub mod errors {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/faults.md")]
-    pub mod faults {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/images/embedded.md")]
-    #[doc = include_str!("../docs/fencing.md")]
-    pub mod fencing {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/how-safe.md")]
-    pub mod how_safe {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/metrics.md")]
-    pub mod metrics {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/nested-calls.md")]
-    pub mod nested_calls {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/other-libraries.md")]
-    pub mod other_libraries {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/images/embedded.md")]
-    #[doc = include_str!("../docs/promises.md")]
-    pub mod promises {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/recipes.md")]
-    pub mod recipes {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/rights.md")]
-    pub mod rights {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/running.md")]
-    pub mod running {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/ten-minutes.md")]
-    pub mod ten_minutes {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/several-names.md")]
-    pub mod several_names {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/testing.md")]
-    pub mod testing {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/topologies.md")]
-    pub mod topologies {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/images/embedded.md")]
-    #[doc = include_str!("../docs/waiting.md")]
-    pub mod waiting {}
-
-    #[doc = include_str!("../docs/links.md")]
-    #[doc = include_str!("../docs/without-async.md")]
-    pub mod without_async {}
+    pages! {
+        across_services "across-services.md",
+        as_a_service "as-a-service.md",
+        caches "caches.md",
+        choosing "choosing.md",
+        cli "cli.md",
+        coming_from "coming-from.md",
+        connecting "connecting.md",
+        design "design.md",
+        errors "errors.md",
+        faults "faults.md",
+        fencing "fencing.md",
+        how_safe "how-safe.md",
+        metrics "metrics.md",
+        nested_calls "nested-calls.md",
+        other_libraries "other-libraries.md",
+        promises "promises.md",
+        recipes "recipes.md",
+        rights "rights.md",
+        running "running.md",
+        several_names "several-names.md",
+        ten_minutes "ten-minutes.md",
+        testing "testing.md",
+        topologies "topologies.md",
+        waiting "waiting.md",
+        without_async "without-async.md",
+    }
 }
 
 #[cfg(feature = "pool")]

@@ -38,23 +38,19 @@ impl WakeReason {
 /// Whether durations must be measured.
 pub(crate) const ON: bool = cfg!(feature = "metrics");
 
-#[cfg(feature = "metrics")]
-fn safely(record: impl FnOnce()) {
-    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(record));
+/// Runs code of a recorder or a subscriber. A panic is caught: it must end no task of the crate.
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+pub(crate) fn safely(run: impl FnOnce()) {
+    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
 
-#[cfg(not(feature = "metrics"))]
-fn safely(_record: impl FnOnce()) {}
-
 macro_rules! metric {
-    ($($record:tt)+) => {
+    ($($record:tt)+) => {{
+        #[cfg(feature = "metrics")]
         safely(|| {
-            #[cfg(feature = "metrics")]
-            {
-                ::metrics::$($record)+;
-            }
-        })
-    };
+            ::metrics::$($record)+;
+        });
+    }};
 }
 
 /// What an exporter says of the metrics.

@@ -88,36 +88,6 @@ pub struct Options {
     set_fields: SetFields,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            ttl: Duration::from_secs(30),
-            read_ttl: None,
-            write_ttl: None,
-            renewal: Renewal::Automatic,
-            max_hold: None,
-            hold_at_least: None,
-            fencing: Fencing::On,
-            nesting: Nesting::Counted,
-            max_depth: 255,
-            max_readers: 10_000,
-            poll_cap: Duration::from_millis(2500),
-            node_timeout: Duration::from_secs(1),
-            drift: 0.01,
-            prefix: "lock:".to_owned(),
-            wakeups: Wakeups::Push,
-            restart_guard: RestartGuard::Off,
-            token_ttl: Duration::from_secs(3600),
-            grant_within: None,
-            outage_limit: None,
-            local_turn: Duration::from_millis(1),
-            replicas: 0,
-            replica_timeout: Duration::from_millis(100),
-            set_fields: SetFields::default(),
-        }
-    }
-}
-
 impl Options {
     /// Returns the defaults.
     pub fn new() -> Options {
@@ -184,6 +154,8 @@ impl Options {
     ///   of that guard say.
     /// - End early if a release is late: the server counts what was left when it was sent, from its
     ///   arrival.
+    /// - Outlast a majority of restarted nodes, also with the restart guard, if the time is longer
+    ///   than the TTL: a node waits for its longest lease only.
     pub fn hold_at_least(mut self, span: Duration) -> Options {
         self.hold_at_least = Some(span);
         self.mark_set(Field::HoldAtLeast)
@@ -366,7 +338,7 @@ impl Options {
     /// that are still in flight. Without this option, if the network delays a request for longer
     /// than the mark lasts, the server grants the lock to an attempt that has ended, for one TTL.
     /// With it, the request is refused, however late it arrives, unless its mark was removed
-    /// earlier: the server keeps the newest 20,000 marks of a lock.
+    /// earlier: the server keeps the newest 19,000 marks of a lock.
     ///
     /// Each acquire costs the server one more command (0.8 µs on Redis 7.0). It relies on the
     /// server's clock, as far as this client has seen it.

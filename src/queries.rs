@@ -80,14 +80,14 @@ impl NamedLock {
     }
 
     /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives
-    /// the last token, the number of waiters, and the rest of the reply; `agree` receives all
-    /// nodes' reports and how many form a majority.
+    /// the last token, the number of waiters, and the rest of the reply; `agree` receives the
+    /// reports of several nodes, and how many form a majority.
     pub(crate) async fn query<T>(
         &self,
         kind: &'static Kind,
         owner: Option<&str>,
         read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
-        agree: fn(Vec<T>, usize) -> T,
+        agree: fn(&[T], usize) -> T,
     ) -> Result<T, Error> {
         let call = Arc::new(kind.inspect(&self.name).read_only().shared(owner));
         let (nodes, context) = (&self.client.nodes, self.client.context(Operation::Inspect, &self.name));
@@ -116,8 +116,14 @@ impl NamedLock {
             let view = read(token, waiters.unsigned_abs(), &texts[4..]);
             views.push(view.ok_or_else(|| error(reply.unexpected()))?);
         }
+        let majority = votes.deployment.majority();
+        if majority == 1
+            && let Some(only) = views.pop()
+        {
+            return Ok(only); // of one node
+        }
         match refusal {
-            _ if views.len() >= votes.deployment.majority() => Ok(agree(views, votes.deployment.majority())),
+            _ if views.len() >= majority => Ok(agree(&views, majority)),
             Some(refusal) => Err(refusal),
             None => Err(error(votes.failure())),
         }

@@ -123,11 +123,7 @@ impl ReentrantLock {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        let request = self.request();
-        match self.outer_hold(&request)? {
-            Some(shared) => Ok(self.guard(shared)),
-            None => Ok(self.granted(&request, acquire(&request, None).await?)),
-        }
+        self.acquire(None).await
     }
 
     /// Acquires the lock like [`lock`](ReentrantLock::lock), within `limit`, which covers waiting,
@@ -143,11 +139,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
-        let request = self.request();
-        match self.outer_hold(&request)? {
-            Some(shared) => Ok(self.guard(shared)),
-            None => Ok(self.granted(&request, acquire(&request, Some(limit)).await?)),
-        }
+        self.acquire(Some(limit)).await
     }
 
     /// Acquires the lock, runs `work` while the lease is valid, and releases it, also if the work
@@ -284,6 +276,14 @@ impl ReentrantLock {
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
         self.lock.force_release(&REENTRANT, None).await
+    }
+
+    pub(crate) async fn acquire(&self, limit: Option<Duration>) -> Result<ReentrantGuard, Error> {
+        let request = self.request();
+        match self.outer_hold(&request)? {
+            Some(shared) => Ok(self.guard(shared)),
+            None => Ok(self.granted(&request, acquire(&request, limit).await?)),
+        }
     }
 
     pub(crate) fn request(&self) -> LockRequest {

@@ -24,7 +24,8 @@ const LARGEST_TOKEN: u64 = (1 << 53) - 1;
 /// [`Mutex::adopt`](crate::Mutex::adopt) does. The guide has the whole way: [across
 /// services](crate::guide::across_services).
 ///
-/// It crosses processes through serde. What it is read from is checked: an error names the field.
+/// It crosses processes through serde, in a format that names its fields, such as JSON: a field
+/// without a value is left out. What it is read from is checked: an error names the field.
 ///
 /// ```
 /// let text = r#"{"name": "job", "kind": "mutex", "attempt": "5dc1d9c1f36b", "left_ms": 29000}"#;

@@ -21,6 +21,8 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::events::{Event, Observer};
 use crate::fencing::FencingToken;
+#[cfg(feature = "tracing")]
+use crate::measure::safely;
 use crate::measure::{self, WakeReason};
 use crate::name::Name;
 #[cfg(feature = "tracing")]
@@ -32,10 +34,7 @@ use crate::shorten::shortened;
 macro_rules! event {
     ($level:ident, $($fields:tt)+) => {{
         #[cfg(feature = "tracing")]
-        {
-            let emit = || ::tracing::$level!(target: "redlatch", $($fields)+);
-            let _panicked = ::std::panic::catch_unwind(::std::panic::AssertUnwindSafe(emit));
-        }
+        $crate::measure::safely(|| ::tracing::$level!(target: "redlatch", $($fields)+));
     }};
 }
 
@@ -159,12 +158,6 @@ impl RenewSpan {
             });
         }
     }
-}
-
-/// Runs code of a subscriber. A panic is caught, so that it ends no task of the crate.
-#[cfg(feature = "tracing")]
-fn safely(run: impl FnOnce()) {
-    let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
 
 /// Runs a call that acquires, in a span. The call returns what woke it, or `None` if another client

@@ -71,8 +71,8 @@ One redlatch client, or a few, on one server, or on a cluster where it says so. 
 client is that of its process, with what its allocator keeps. The round trips of a new client are \
 counted by a proxy that delays each message; a bare round trip is a script that does nothing.
 
-Commands count the calls inside scripts, and the holder's renewals. On a quorum, readers that wait cost \
-more: [waiting](waiting.md).
+Commands count the calls inside scripts, and what the holder sends: its renewals, and a `PING` \
+twice a second. On a quorum, readers that wait cost more: [waiting](waiting.md).
 
 For a killed holder stands a lease \
 of 300 ms that is never renewed nor released. 10,000 locks with a TTL of 3 s are renewed as often as \
@@ -106,8 +106,8 @@ limit leaves. In twelve pairs of rounds of a second, the median of tasks with na
 until they leave it a core.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
 poll is 7 or 8 commands inside its script. Longer pauses would leave less time for a late poll before \
-the waiter counts as dead. Tasks that wait to read each wait in Redis, since one release admits all of \
-them, and one of them polls for all.
+the waiter counts as dead. Tasks that read with an owner each wait in Redis, and one of them \
+polls for all.
 - **Held locks.** The limit holds for the server and for the client, each by itself. 100,000 locks are \
 10,000 renewals a second, of 2 to 3 us each, in calls for up to 128 locks. Half of what 10,000 locks \
 take is what a server takes without requests.

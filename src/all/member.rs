@@ -1,10 +1,9 @@
 //! [`Member`]: one of several locks, and its side. [`MemberGuard`]: its guard.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Context, Error, Operation};
-use crate::lease::{Hold, Lease, LockRequest, NamedLock, OwnedLease};
+use crate::lease::{Hold, Lease, LockRequest, NamedLock, OwnedLease, acquire};
 use crate::mutex::{Mutex, MutexGuard};
 use crate::name::Name;
 use crate::reentrant::{ReentrantGuard, ReentrantLock};
@@ -50,15 +49,6 @@ impl Member {
         &self.lock().name
     }
 
-    /// Whether a release may leave it held. One that was acquired in vain could not be given back.
-    pub(super) fn has_minimum_hold(&self) -> bool {
-        let options = match self {
-            Member::Write(_) => self.request().options,
-            _ => Arc::clone(&self.lock().options),
-        };
-        options.minimum_hold().is_some()
-    }
-
     /// For errors of a call that acquires it.
     pub(super) fn context(&self) -> Context {
         self.lock().client.context(Operation::Acquire, self.name())
@@ -83,15 +73,15 @@ impl Member {
     }
 
     pub(super) async fn acquire(&self, limit: Option<Duration>) -> Result<MemberGuard, Error> {
-        Ok(match (self, limit) {
-            (Member::Mutex(lock), None) => MemberGuard::Mutex(lock.lock().await?),
-            (Member::Mutex(lock), Some(limit)) => MemberGuard::Mutex(lock.lock_timeout(limit).await?),
-            (Member::Reentrant(lock), None) => MemberGuard::Reentrant(lock.lock().await?),
-            (Member::Reentrant(lock), Some(limit)) => MemberGuard::Reentrant(lock.lock_timeout(limit).await?),
-            (Member::Read(lock), None) => MemberGuard::Read(lock.read().await?),
-            (Member::Read(lock), Some(limit)) => MemberGuard::Read(lock.read_timeout(limit).await?),
-            (Member::Write(lock), None) => MemberGuard::Write(lock.write().await?),
-            (Member::Write(lock), Some(limit)) => MemberGuard::Write(lock.write_timeout(limit).await?),
+        Ok(match self {
+            Member::Mutex(lock) => {
+                MemberGuard::Mutex(MutexGuard::new(acquire(&lock.request(), limit).await?))
+            }
+            Member::Reentrant(lock) => MemberGuard::Reentrant(lock.acquire(limit).await?),
+            Member::Read(lock) => MemberGuard::Read(lock.read_guard(acquire(&lock.to_read(), limit).await?)),
+            Member::Write(lock) => {
+                MemberGuard::Write(lock.write_guard(acquire(&lock.to_write(), limit).await?))
+            }
         })
     }
 }

@@ -208,8 +208,8 @@ pub enum ConfigError {
 fn url_form(cause: &redis::RedisError) -> &'static str {
     let text = cause.to_string();
     if text.contains("URL did not parse") || text.contains("Invalid database number") {
-        return ": it must be like redis://HOST:PORT/, or rediss:// for TLS; write / ? @ # % of a password as \
-                %2F %3F %40 %23 %25";
+        return ": it must be like redis://HOST:PORT/, or rediss:// for TLS, without quotes; \
+                write / ? @ # % of a password as %2F %3F %40 %23 %25";
     }
     ""
 }

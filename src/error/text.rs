@@ -174,25 +174,21 @@ fn unreleased(
     let listed: Vec<_> = names.iter().map(|name| format!("{:?}", name.as_str())).collect();
     let more = if names.len() == MAX_NAMES { " and possibly others" } else { "" };
     let listed = listed.join(", ");
-    match count {
-        1 => write!(f, "1 hold or waiter was not released within ")?,
-        _ => write!(f, "{count} holds or waiters were not released within ")?,
+    if count == 1 && names.len() == 1 {
+        return write!(
+            f,
+            "lock {listed} was not released within {limit:?}: the servers may hold it until its TTL expires"
+        );
     }
-    write!(f, "{limit:?}: locks {listed}{more}; the servers may hold them until their TTLs expire")
+    write!(f, "{count} holds or waiters were not released within {limit:?}: locks {listed}{more}; ")?;
+    write!(f, "the servers may hold them until their TTLs expire")
 }
 
 /// `1 granted, 1 refused, 1 silent of 3 nodes; 2 must agree`, and why the others failed.
 fn no_quorum(nodes: &[NodeOutcome], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let word = |node: &NodeOutcome| match node.answer {
-        NodeAnswer::Granted => "granted",
-        NodeAnswer::Refused => "refused",
-        NodeAnswer::Pending => "not awaited",
-        NodeAnswer::Silent(_) => "silent",
-        NodeAnswer::Failed(_) => "failed",
-    };
     let counted: Vec<_> = ["granted", "refused", "not awaited", "silent", "failed"]
         .into_iter()
-        .map(|sort| (sort, nodes.iter().filter(|node| word(node) == sort).count()))
+        .map(|sort| (sort, nodes.iter().filter(|node| word(&node.answer) == sort).count()))
         .filter(|(sort, count)| *count > 0 || *sort == "granted")
         .map(|(sort, count)| format!("{count} {sort}"))
         .collect();
@@ -208,17 +204,22 @@ fn no_quorum(nodes: &[NodeOutcome], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
+fn word(answer: &NodeAnswer) -> &'static str {
+    match answer {
+        NodeAnswer::Granted => "granted",
+        NodeAnswer::Refused => "refused",
+        NodeAnswer::Pending => "not awaited",
+        NodeAnswer::Silent(_) => "silent",
+        NodeAnswer::Failed(_) => "failed",
+    }
+}
+
 impl fmt::Display for NodeOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.node)?;
-        match &self.answer {
-            NodeAnswer::Granted => f.write_str("granted"),
-            NodeAnswer::Refused => f.write_str("refused"),
-            NodeAnswer::Pending => f.write_str("not awaited"),
-            NodeAnswer::Silent(error) | NodeAnswer::Failed(error) => {
-                Reason(error).fmt(f)?;
-                sources(error, f)
-            }
+        match self.answer.error() {
+            Some(error) => ReasonChain(error).fmt(f),
+            None => f.write_str(word(&self.answer)),
         }
     }
 }

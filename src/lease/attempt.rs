@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::validity::trusted_span;
 use crate::clock::Moment;
 use crate::deployment::Deployment;
 use crate::error::{Context, Error};
-use crate::events::Observer;
+use crate::events::{Event, Observer};
 use crate::fencing::FencingToken;
 #[cfg(feature = "tracing")]
 use crate::labels::Labels;
@@ -93,6 +93,8 @@ pub(crate) struct Attempt {
     reserved: ReservedTokens,
     /// When this client learned of its grant, if it is to hold the lock for at least some time.
     held_since: OnceLock<Moment>,
+    /// No guard has its hold: the last one has reported its release, and left it to others.
+    is_idle: AtomicBool,
 }
 
 /// The tokens that an attempt reserves, if its hold may be passed on: one for each task.
@@ -116,8 +118,20 @@ impl Attempt {
     ) -> Attempt {
         let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
         let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let (reserved, held_since) = (ReservedTokens::default(), OnceLock::new());
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved, held_since }
+        let (reserved, held_since, is_idle) = Default::default();
+        Attempt {
+            kind,
+            name,
+            options,
+            owner,
+            id,
+            origin,
+            in_flight,
+            queued_at,
+            reserved,
+            held_since,
+            is_idle,
+        }
     }
 
     /// The same attempt, with tokens for as many tasks.
@@ -137,7 +151,20 @@ impl Attempt {
             (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
         let (reserved, held_since) = (ReservedTokens::default(), self.held_since.clone());
-        Attempt { kind, name, options, owner, id, origin, in_flight, queued_at, reserved, held_since }
+        let is_idle = AtomicBool::new(false);
+        Attempt {
+            kind,
+            name,
+            options,
+            owner,
+            id,
+            origin,
+            in_flight,
+            queued_at,
+            reserved,
+            held_since,
+            is_idle,
+        }
     }
 
     /// Its id in a call.
@@ -158,6 +185,20 @@ impl Attempt {
     /// Where to say what happens to it.
     pub(super) fn observer(&self) -> &Arc<Observer> {
         &self.origin.observer
+    }
+
+    /// A guard was dropped, and its hold left to other tasks: no request releases it now.
+    pub(super) fn report_release(&self) {
+        self.observer().emit(|| Event::Released { lock: self.name.clone(), kind: self.kind.name });
+    }
+
+    /// Notes whether no guard has the hold.
+    pub(super) fn note_idle(&self, is_idle: bool) {
+        self.is_idle.store(is_idle, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::Relaxed)
     }
 
     /// The id and the labels of the client, as the server stores them.
@@ -282,19 +323,5 @@ impl Attempt {
 
     pub(super) fn trusted_span(&self, ttl: Duration) -> Duration {
         trusted_span(ttl, self.options.drift)
-    }
-}
-
-/// A request for an attempt whose reply is not known yet.
-pub(super) struct SentRequest(Arc<Attempt>);
-
-impl SentRequest {
-    pub(super) fn new(attempt: &Arc<Attempt>) -> SentRequest {
-        attempt.in_flight.sent();
-        SentRequest(Arc::clone(attempt))
-    }
-
-    pub(super) fn answered(self) {
-        self.0.in_flight.answered();
     }
 }

@@ -76,9 +76,9 @@ impl Client {
             has_wakeups.then_some(wakeup_endpoints),
             nodes.deployment,
             options.node_timeout,
-        )
-        .named(name.map(|name| format!("{name}:wakeups")));
-        let wakeups = if must_verify { wakeups.verified_with(Arc::clone(&nodes)) } else { wakeups };
+            name.map(|name| format!("{name}:wakeups")),
+            must_verify.then(|| Arc::clone(&nodes)),
+        );
         Arc::new_cyclic(|client: &Weak<Client>| Client {
             keeper: Keeper::start(Arc::clone(&nodes)),
             wakeups,
@@ -200,6 +200,8 @@ impl Client {
 
     /// Waits until everything that was dropped has been released.
     pub(crate) async fn settled(&self) {
+        // What a dropped guard has left to tasks that are not polled any more.
+        [&self.local_queues, &self.joint_queues].into_iter().for_each(LocalQueues::end_turns);
         self.keeper.settled().await;
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::client::Client;
 use super::keeper::Keeper;
 use super::lease_end::LeaseEnd;
-use super::schedule::{Abandoned, UnreleasedHolds};
+use super::schedule::{Abandoned, Schedule, UnreleasedHolds};
 use crate::error::{Error, Operation};
 use crate::name::Name;
 
@@ -48,39 +48,31 @@ impl Keeper {
             let mut schedule = self.schedule();
             self.closing.has_begun.store(true, Ordering::SeqCst);
             schedule.unreleased.get_or_insert_default();
-            let holds = mem::take(&mut schedule.holds);
-            for (_, (lease, _)) in &holds {
+            let mut holds = mem::take(&mut schedule.holds);
+            for (_, (lease, entry)) in &mut holds {
+                // The lease is not trusted any more: only now may its release be sent. Under the
+                // lock: another close, at the same time, must find one or the other.
                 schedule.remove(lease, LeaseEnd::Closed);
+                let is_final = lease.attempt().in_flight.is_indeterminate();
+                let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+                let (has_lease, entry) = (true, entry.take());
+                self.abandon_in(&mut schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
             }
             holds
         };
+        self.notify.notify_one();
         self.closing.notify.notify_waiters();
-        let mut reports = Vec::new();
-        for (_, (lease, entry)) in holds {
-            // The lease is not trusted any more: only now may its release be sent.
-            reports.extend(lease.announce());
-            let attempt = lease.attempt();
-            let is_final = attempt.in_flight.is_indeterminate();
-            let (attempt, nodes) = (Arc::clone(attempt), self.nodes.all_nodes());
-            self.abandon(Abandoned { attempt, has_lease: true, is_final, entry, nodes });
-        }
+        let reports: Vec<_> = holds.iter().filter_map(|(_, (lease, _))| lease.announce()).collect();
         reports.into_iter().for_each(|report| report());
     }
 
     /// Waits until no call is open and every pending release has succeeded or was abandoned.
     async fn all_released(&self) {
-        loop {
-            let notify = self.settled.notified();
-            tokio::pin!(notify);
-            notify.as_mut().enable();
-            // In this order: a call that ends has left what it had to the keeper before.
-            let is_quiet =
-                self.closing.open_calls.lock().is_empty() && self.schedule().open_releases.is_empty();
-            if is_quiet || self.has_ended() {
-                return;
-            }
-            notify.await;
-        }
+        // A call that ends has left what it had to the keeper before, under the schedule's lock.
+        let is_quiet = |schedule: &Schedule| {
+            schedule.open_releases.is_empty() && self.closing.open_calls.lock().is_empty()
+        };
+        self.until(|schedule| is_quiet(schedule) || self.has_ended()).await;
     }
 
     /// The releases that failed, and those that are pending unless all are done. A call that begins

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -25,6 +25,8 @@ pub(super) struct Cohort {
     state: Guarded<CohortState>,
     /// It has been passed on.
     has_passed: AtomicBool,
+    /// It was ended before its time: it may have been revoked.
+    is_ended: AtomicBool,
     pub(super) is_unanimous: bool,
     /// The connections with which it was granted.
     pub(super) generation: u64,
@@ -76,20 +78,24 @@ impl Cohort {
             until,
             state: Guarded::new(CohortState::Over),
             has_passed: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
             is_unanimous,
             generation: client.nodes.generation(),
             timer: OnceLock::new(),
         });
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);
+        // Under this lock, whoever finds the turn ends what is held.
+        let mut state = cohort.state.lock();
         front.note_grant(token, may_pass.then(|| Arc::downgrade(&turn)));
         if may_pass {
-            *cohort.state.lock() = CohortState::Held(front);
-            let ending = Arc::downgrade(&cohort);
+            *state = CohortState::Held(front);
+        }
+        drop(state);
+        if may_pass {
+            let ending = EndOfTurn(Arc::downgrade(&cohort));
             let timer = client.nodes.runtime().spawn(async move {
                 sleep(until.since(Moment::now())).await;
-                if let Some(cohort) = ending.upgrade() {
-                    cohort.end();
-                }
+                drop(ending);
             });
             cohort.timer.get_or_init(|| timer.abort_handle());
         }
@@ -98,7 +104,7 @@ impl Cohort {
 
     /// Whether another task may still have its turn.
     pub(super) fn has_time(&self) -> bool {
-        Moment::now() < self.until
+        !self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until
     }
 
     /// The holder ends its hold. Returns its place at the front, unless that was given on: then the
@@ -169,13 +175,27 @@ impl Turn for Cohort {
     /// A hold that no task has received until now is released: the one at the front may not be
     /// polled for long.
     fn end(&self) {
-        let state = mem::replace(&mut *self.state.lock(), CohortState::Over);
-        if let CohortState::Held(front) = &state
-            && !self.has_time()
+        let mut state = self.state.lock();
+        let had_time = self.has_time();
+        self.is_ended.store(true, Ordering::Relaxed);
+        let was = mem::replace(&mut *state, CohortState::Over);
+        drop(state);
+        if let CohortState::Held(front) = &was
+            && !had_time
         {
             front.note_slow(!self.has_passed.load(Ordering::Relaxed));
         }
-        drop(state); // not under the lock: it wakes a task, or leaves a release to the keeper
+        drop(was); // not under the lock: it wakes a task, or leaves a release to the keeper
+    }
+}
+
+/// Ends the turn when its time is over; or when the client's runtime ends before that, since a task
+/// of another runtime may wait behind the holder.
+struct EndOfTurn(Weak<Cohort>);
+
+impl Drop for EndOfTurn {
+    fn drop(&mut self) {
+        self.0.upgrade().into_iter().for_each(|cohort| cohort.end());
     }
 }
 

@@ -15,10 +15,9 @@ use std::pin::pin;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use slab::Slab;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::task::coop::consume_budget;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::acquire::{Acquire, try_once, wait_in_redis};
 use super::caller::Caller;
@@ -64,8 +63,6 @@ struct Group {
     /// Until when others may join.
     until: Moment,
     state: Guarded<GroupState>,
-    /// A task has joined, or no further one is expected, while `leaving` wait for that.
-    changed: Notify,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -76,14 +73,10 @@ struct GroupState {
     /// Tasks wait that are to join it: one that holds it only for a moment must not release it
     /// before they run.
     expects_waiters: bool,
-    /// How many tasks that were the last member wait for those: one of them releases the hold if
-    /// none comes.
-    leaving: usize,
     is_leaked: bool,
+    /// No more tasks join it: they may have found it before its turn was ended.
+    has_ended: bool,
 }
-
-/// A task that waits as the last member. Dropped, the hold is left to the next, or to the keeper.
-struct Leaving<'a>(&'a Group);
 
 impl Acquire for Hold {
     async fn join(request: &LockRequest) -> Option<Hold> {
@@ -103,6 +96,7 @@ impl Acquire for Hold {
         if !request.shares() {
             return OwnedLease::wait(request, progress).await.map(Hold::Own);
         }
+        let mut was_late = false;
         loop {
             // Dropped last: what this task had is left to the keeper before the next one asks.
             let front = match wait_in_local_queue(request, progress).await? {
@@ -113,14 +107,17 @@ impl Acquire for Hold {
                 progress.woken = WakeReason::Local;
                 return Ok(Hold::Joint(part));
             }
-            // With other options, it waits in Redis, maybe for long, at the front: the hold is not
-            // to last until then.
+            // It waits in Redis at the front, maybe for long: the hold before is not to last until
+            // then. It may be late, or have other options.
             request.client.joint_queues.end_turn(&request.name);
-            // The last of those that were admitted together, and come too late.
-            if !front.is_one_of_several() {
+            // Of those that were admitted together and come too late, the last one asks for all.
+            // One that was late before asks for itself: where tasks are polled later than a turn
+            // lasts, it would be late again, behind newer ones, as long as they come.
+            if was_late || !front.is_one_of_several() {
                 let hold = wait_in_redis(request, progress, None).await?;
                 return Ok(Hold::Joint(Group::begin(hold, Some(&front))));
             }
+            was_late = true;
         }
     }
 }
@@ -160,7 +157,8 @@ impl Hold {
             Hold::Own(hold) => _ = hold.leak(),
             Hold::Joint(mut part) => {
                 part.group.state.lock().is_leaked = true;
-                part.leave(LeaseEnd::Leaked, false);
+                part.leave(LeaseEnd::Leaked);
+                part.span.end(LeaseEnd::Leaked.word());
             }
         }
     }
@@ -197,11 +195,8 @@ impl JointHold {
         }
         let place = {
             let mut state = group.state.lock();
-            if state.hold.is_none() || state.is_leaked {
+            if state.hold.is_none() || state.is_leaked || state.has_ended {
                 return None;
-            }
-            if state.leaving > 0 {
-                group.changed.notify_waiters();
             }
             state.members.insert(Caller::current())
         };
@@ -214,14 +209,18 @@ impl JointHold {
     }
 
     async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
-        let (end, mut hold, is_last) = self.leave(LeaseEnd::Released, true);
-        if is_last && hold.is_none() {
-            hold = self.group.last_hold(Leaving(&self.group)).await;
-        }
-        if let Some(hold) = hold {
-            return hold.release(together).await;
-        }
+        let (end, hold) = self.leave(LeaseEnd::Released);
+        self.span.end(end.word());
         let (client, attempt) = (&self.group.client, self.lease.attempt());
+        if let Some(hold) = hold {
+            let outcome = hold.release(together).await;
+            // A hold before this one may have ended while tasks were to join it: these came too
+            // late, and have left this one. The keeper releases the former.
+            let released = client.keeper.released(&attempt.name);
+            let released = pin!(async { timeout(attempt.options.node_timeout, released).await });
+            let _in_time = client.with_runtime(released).await;
+            return outcome;
+        }
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());
         let left = pin!(async {
             match end {
@@ -245,21 +244,18 @@ impl JointHold {
         state.members.try_remove(place);
         self.place = None;
         let hold = group.take_if_unused(state);
-        self.end(LeaseEnd::Leaked);
+        let end = self.end(LeaseEnd::Leaked);
+        self.span.end(end.word());
         hold.ok_or(self)
     }
 
-    /// Ends its lease. Returns how that ended, and the hold if no task uses it or is expected to;
-    /// and whether it `waits` for others that are expected to join, since it was the last member.
-    fn leave(&mut self, how: LeaseEnd, waits: bool) -> (LeaseEnd, Option<OwnedLease>, bool) {
-        let Some(place) = self.place.take() else { return (how, None, false) };
+    /// Ends its lease. Returns how that ended, and the hold if it was the last member.
+    fn leave(&mut self, how: LeaseEnd) -> (LeaseEnd, Option<OwnedLease>) {
+        let Some(place) = self.place.take() else { return (how, None) };
         let end = self.end(how);
         let mut state = self.group.state.lock();
         state.members.try_remove(place);
-        let is_last = waits && state.expects_waiters && state.members.is_empty() && state.hold.is_some();
-        // Under the same lock: if the turn ended in between, the keeper would release the hold.
-        state.leaving += usize::from(is_last);
-        (end, self.group.take_if_unused(state), is_last)
+        (end, self.group.take_if_unused(state))
     }
 
     fn end(&mut self, how: LeaseEnd) -> LeaseEnd {
@@ -269,14 +265,19 @@ impl JointHold {
             self.lease.note_passed();
         }
         self.lease.measure_end(end);
-        self.span.end(end.word());
         end
     }
 }
 
 impl Drop for JointHold {
     fn drop(&mut self) {
-        self.leave(LeaseEnd::Released, false);
+        if self.place.is_some() {
+            let (end, hold) = self.leave(LeaseEnd::Released);
+            // Otherwise the release of the hold is reported.
+            if hold.is_none() && end == LeaseEnd::Released {
+                self.lease.attempt().report_release();
+            }
+        }
     }
 }
 
@@ -292,15 +293,10 @@ impl Group {
         let mut members = Slab::new();
         let place = members.insert(Caller::current());
         let waited_for = front.filter(|front| front.has_waiters_behind());
-        let state = GroupState {
-            hold: Some(hold),
-            members,
-            expects_waiters: waited_for.is_some(),
-            leaving: 0,
-            is_leaked: false,
-        };
-        let (state, changed, timer) = (Guarded::new(state), Notify::new(), OnceLock::new());
-        let group = Arc::new(Group { client, lease, until, state, changed, timer });
+        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
+        let state =
+            Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
+        let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
         let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
         group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
         if let Some(front) = waited_for {
@@ -318,24 +314,6 @@ impl Group {
             group.end();
         });
         self.timer.get_or_init(|| timer.abort_handle());
-    }
-
-    /// The hold, unless another task joins it. Called by the last member, which `leaving` counts:
-    /// those that are expected may come too late, and then its release is to be confirmed.
-    async fn last_hold(&self, _leaving: Leaving<'_>) -> Option<OwnedLease> {
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            changed.as_mut().enable();
-            let outcome = {
-                let state = self.state.lock();
-                let is_decided = !state.members.is_empty() || !state.expects_waiters;
-                is_decided.then(|| self.take_if_unused(state))
-            };
-            if let Some(hold) = outcome {
-                return hold;
-            }
-            changed.await;
-        }
     }
 
     /// The hold, once no task uses it.
@@ -358,32 +336,22 @@ impl Group {
 impl Turn for Group {
     /// Tasks that wait ask the server.
     fn end(&self) {
+        self.state.lock().has_ended = true;
+        self.queue_is_empty();
+    }
+
+    fn queue_is_empty(&self) {
         let mut state = self.state.lock();
         state.expects_waiters = false;
-        if state.leaving > 0 {
-            self.changed.notify_waiters();
-        } else {
-            drop(self.take_if_unused(state)); // released in the background
+        if let Some(hold) = self.take_if_unused(state) {
+            hold.lease().attempt().note_idle(true);
+            drop(hold); // released in the background
         }
         self.timer.get().into_iter().for_each(AbortHandle::abort);
     }
 
-    fn queue_is_empty(&self) {
-        self.end();
-    }
-
     fn is_used_by(&self, caller: Caller) -> bool {
         self.state.lock().members.iter().any(|(_, member)| *member == caller)
-    }
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.leaving -= 1;
-        if state.leaving == 0 {
-            drop(self.0.take_if_unused(state)); // released in the background
-        }
     }
 }
 

@@ -90,6 +90,10 @@ impl Keeper {
         let mut schedule = self.schedule();
         let hold = schedule.holds.insert((lease.clone(), entry));
         lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);
+        if schedule.shows_a_loss(lease) {
+            schedule.expedite_siblings(std::slice::from_ref(lease));
+            self.notify.notify_one();
+        }
         if let Some(due) = due {
             schedule.insert(lease, due, &self.notify);
         }
@@ -121,11 +125,24 @@ impl Keeper {
 
     /// Waits until everything that was dropped has been released or abandoned.
     pub(super) async fn settled(&self) {
+        self.until(|schedule| schedule.open_releases.is_empty()).await;
+    }
+
+    /// Waits until what was dropped of this lock before has been released or abandoned.
+    pub(super) async fn released(&self, name: &Name) {
+        let newest = self.schedule().open_releases.last_key_value().map(|(number, _)| *number);
+        let Some(newest) = newest else { return };
+        self.until(|schedule| !schedule.open_releases.range(..=newest).any(|(_, open)| open == name)).await;
+    }
+
+    /// Waits until this is so: that may change with each release, and while the client is closed,
+    /// with each call that ends.
+    pub(super) async fn until(&self, is_done: impl Fn(&Schedule) -> bool) {
         loop {
             let notified = self.settled.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if self.schedule().open_releases.is_empty() {
+            if is_done(&self.schedule()) {
                 return;
             }
             notified.await;

@@ -31,6 +31,7 @@ struct Queues {
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
 }
 
+#[derive(Default)]
 struct LocalQueue {
     /// Where tasks wait to come to the front. `None` until the first one waits: the first task is
     /// there without a permit.
@@ -120,16 +121,7 @@ impl LocalQueues {
         let mut local_queues = self.0.lock();
         let is_first = !local_queues.by_name.contains_key(name);
         let expects_others = local_queues.expects_others(name, !is_first);
-        let local_queue = local_queues.by_name.entry(name.clone()).or_insert_with(|| LocalQueue {
-            places: None,
-            events: None,
-            waiters: 0,
-            admitted: 0,
-            entering: 0,
-            passed: None,
-            turn: None,
-            slow_holds: 0,
-        });
+        let local_queue = local_queues.by_name.entry(name.clone()).or_default();
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
         let (name, local_queues) = (name.clone(), Arc::clone(&self.0));
@@ -199,8 +191,10 @@ impl LocalQueues {
         self.0.lock().shared_turns.get(name)?.upgrade()
     }
 
+    /// Tasks may join this turn from now on, and none an earlier one.
     pub(super) fn share_turn(&self, name: &Name, turn: Weak<dyn Turn>) {
-        self.0.lock().shared_turns.insert(name.clone(), turn);
+        let earlier = self.0.lock().shared_turns.insert(name.clone(), turn);
+        earlier.and_then(|earlier| earlier.upgrade()).into_iter().for_each(|earlier| earlier.end());
     }
 
     /// No task joins this turn from now on.
@@ -340,10 +334,12 @@ impl Drop for LocalEntry {
             local_queue.entering -= usize::from(self.may_enter);
             if local_queue.waiters == 0 {
                 let removed = local_queues.by_name.remove(&self.name);
+                // Of two turns that began at the same time, the newest may be the other one.
+                let shared_turn = local_queues.shared_turns.get(&self.name).and_then(Weak::upgrade);
                 drop(local_queues);
                 let turn = removed.as_ref().and_then(|local_queue| local_queue.turn.as_ref()?.upgrade());
                 drop(removed); // not under the lock: it may have a hold that no task will receive
-                turn.into_iter().for_each(|turn| turn.queue_is_empty());
+                turn.iter().chain(&shared_turn).for_each(|turn| turn.queue_is_empty());
             } else if let Some(places) = local_queue.places.clone().filter(|_| self.is_first) {
                 drop(local_queues);
                 places.add_permits(1);

@@ -76,7 +76,7 @@ pub(super) async fn wait_in_local_queue(
             () = warning.as_mut(), if !has_warned => {
                 has_warned = true;
                 request.warn_of_waiting_for_itself();
-                is_held = false;
+                is_held = has_failed; // it would have been tried again soon
                 continue;
             }
         };

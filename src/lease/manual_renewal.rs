@@ -107,9 +107,9 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
             let what = (lease.name(), lease.kind().name, || lease.owner());
             reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
         }
-        LeaseState::Held => keeper.lose_late(schedule, lease, &mut reports),
+        LeaseState::Held => keeper.lose(schedule, lease, LeaseEnd::Lost, &mut reports),
         LeaseState::Lost => {
-            keeper.revoke(schedule, lease, &mut reports);
+            keeper.lose(schedule, lease, LeaseEnd::Revoked, &mut reports);
             keeper.schedule().expedite_siblings(std::slice::from_ref(lease));
             keeper.notify.notify_one();
         }

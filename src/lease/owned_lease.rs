@@ -87,6 +87,7 @@ impl OwnedLease {
         let Some(cohort) = Cohort::left_to(&front) else { return Err(front) };
         let PassedHold { guard, until, call } = cohort.receive(request, front)?;
         let attempt = Arc::clone(&guard.attempt);
+        attempt.note_idle(false);
         let token = attempt.next_token();
         let now = Moment::now();
         let longest = attempt.options.max_hold.map(|longest| now + attempt.trusted_span(longest));
@@ -125,21 +126,24 @@ impl OwnedLease {
             && attempt.may_pass()
             && is_certain
             && !client.nodes.is_failing()
+            && !client.keeper.has_ended()
             && !client.keeper.closing.has_begun();
         if !may_pass || !front.has_waiters_behind() {
             return false;
         }
         let call = self.call.take().unwrap_or_else(|| OpenCall::new(&client.keeper, &attempt.name));
         if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {
+            self.call = Some(call); // a close must not find that everything is released
             return false;
         }
-        self.hold.end(LeaseEnd::Released.word());
+        attempt.note_idle(true);
         match cohort.pass(PassedHold { guard: self.guard.hand_over(), until, call }, front) {
             None => {
                 self.lease.note_passed();
                 true
             }
             Some(PassedHold { guard, call, .. }) => {
+                guard.attempt.note_idle(false);
                 self.guard = guard;
                 self.call = Some(call);
                 false
@@ -172,6 +176,7 @@ impl OwnedLease {
 
     async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
         if self.pass() {
+            self.hold.end(LeaseEnd::Released.word());
             return Ok(());
         }
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
@@ -290,6 +295,7 @@ impl OwnedLease {
 impl Drop for OwnedLease {
     fn drop(&mut self) {
         if !*self.is_leaked.get_mut() && self.pass() {
+            self.guard.attempt.report_release();
             return;
         }
         let keeper = &self.guard.client.keeper;

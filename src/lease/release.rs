@@ -22,6 +22,7 @@ pub(crate) struct Decision {
 }
 
 /// Sends a request to all nodes and finds the answer of a majority; a positive number means "yes".
+/// A node that gets it twice must give the first answer again: `release` without `force` does not.
 /// With `may_trust_silence`, as for a valid lease, nodes that do not respond may have held the
 /// lock, provided that a majority responds.
 pub(crate) async fn decide(
@@ -31,8 +32,7 @@ pub(crate) async fn decide(
     may_trust_silence: bool,
 ) -> Result<Decision, Failure> {
     let (nodes, deployment) = (&client.nodes, client.nodes.deployment);
-    let mut votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
-    votes.mark_negatives_unknown();
+    let votes = nodes.ask(call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(1)).await;
     let tally = votes.tally();
     let (yes, replied) = (tally.positive, tally.replied());
     let no = replied.without(yes).without(tally.unexpected);
@@ -48,7 +48,6 @@ pub(crate) async fn decide(
     };
     match decided.map(|(_, reply)| reply.clone()) {
         Some(reply) => Ok(Decision { answer: reply.answer()?, reply, votes }),
-        // A second delivery may find nothing to do on the nodes that did it.
         None => Err(votes.failure().with_effect_if(has_positive)),
     }
 }
@@ -213,26 +212,20 @@ fn release_stragglers(
     silent: NodeSet,
     rest: Option<Stragglers>,
 ) {
-    let abandon = |client: &Client, attempt: &Arc<Attempt>, entry: &Option<QueueEntry>, nodes: NodeSet| {
-        // A majority has released it.
-        let (attempt, entry, has_lease) = (Arc::clone(attempt), entry.clone(), false);
-        client.keeper.abandon(Abandoned { attempt, has_lease, is_final: true, entry, nodes });
-    };
-    let Some(mut rest) = rest else {
-        if !silent.is_empty() {
-            abandon(client, attempt, &entry, silent);
+    let (owned, attempt) = (Arc::clone(client), Arc::clone(attempt));
+    let abandon = move |nodes: NodeSet| {
+        if !nodes.is_empty() {
+            let has_lease = false; // a majority has released it
+            owned.keeper.abandon(Abandoned { attempt, has_lease, is_final: true, entry, nodes });
         }
-        return;
     };
-    let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
-    client.clone().nodes.spawn(async move {
+    let Some(mut rest) = rest else { return abandon(silent) };
+    client.nodes.spawn(async move {
         let mut silent = silent;
         while let Some(votes) = rest.next().await {
             let answered = votes.iter().filter(|(_, outcome)| outcome.is_ok());
             silent = silent.without(NodeSet::of(answered.map(|(node, _)| *node)));
         }
-        if !silent.is_empty() {
-            abandon(&client, &attempt, &entry, silent);
-        }
+        abandon(silent);
     });
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::attempt::SentRequest;
 use super::keeper::{Keeper, log_given_up};
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
@@ -30,7 +29,8 @@ impl Keeper {
         let all_nodes = self.nodes.all_nodes();
         let renewals = batch.renewals.iter().map(|(lease, ttl)| (lease.attempt().renew(*ttl), all_nodes));
         let releases = batch.releases.iter().map(|pending| {
-            (pending.attempt.release(pending.is_final, pending.entry.as_ref()), pending.nodes)
+            let Abandoned { attempt, is_final, entry, nodes, .. } = &pending.abandoned;
+            (attempt.release(*is_final, entry.as_ref()), *nodes)
         });
         let calls: Vec<(Arc<Call>, NodeSet)> = renewals.chain(releases).collect();
         // A silent connection must leave time for another one before the shortest lease expires.
@@ -71,28 +71,24 @@ impl Keeper {
 
     /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
     /// back with its data lost; if the next one fails, no majority would hold the lease.
-    async fn repair(&self, degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
-        let degraded: Vec<_> = {
+    async fn repair(&self, mut degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
+        {
             let _schedule = self.schedule();
-            let is_held =
-                |lease: &Lease| !lease.entry().has_ended.load(Ordering::Relaxed) && !lease.is_lost();
             degraded
-                .into_iter()
-                .filter(|(lease, ..)| is_held(lease))
-                // From here on, a release waits for this request, or has it refused.
-                .map(|(lease, ttl, nodes)| (SentRequest::new(lease.attempt()), lease, ttl, nodes))
-                .collect()
-        };
+                .retain(|(lease, ..)| !lease.entry().has_ended.load(Ordering::Relaxed) && !lease.is_lost());
+            // From here on, a release waits for this request, or has it refused.
+            degraded.iter().for_each(|(lease, ..)| lease.attempt().in_flight.sent());
+        }
         if degraded.is_empty() {
             return;
         }
         let calls = degraded
             .iter()
-            .map(|(_, lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
+            .map(|(lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
         let votes = self.nodes.ask_ahead(calls.collect(), limit).await;
-        for ((sent_request, ..), votes) in degraded.into_iter().zip(votes) {
+        for ((lease, ..), votes) in degraded.iter().zip(votes) {
             if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
-                sent_request.answered();
+                lease.attempt().in_flight.answered();
             }
         }
     }
@@ -123,17 +119,17 @@ impl Keeper {
                         reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
                     }
                     None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
-                    _ => self.lose_late(schedule, lease, reports),
+                    _ => self.lose(schedule, lease, LeaseEnd::Lost, reports),
                 }
                 false
             }
             LeaseState::Lost => {
-                self.revoke(schedule, lease, reports);
+                self.lose(schedule, lease, LeaseEnd::Revoked, reports);
                 true
             }
             // The deadline stays, and ends the retries.
             LeaseState::Unknown if lease.is_lost() => {
-                self.lose_late(schedule, lease, reports);
+                self.lose(schedule, lease, LeaseEnd::Lost, reports);
                 false
             }
             LeaseState::Unknown => {
@@ -161,44 +157,26 @@ impl Keeper {
         }
     }
 
-    /// The nodes say that the lease has ended.
-    pub(super) fn revoke(
+    /// The nodes say that the lease has ended: it was revoked. Or the deadline has passed here, but
+    /// they may still hold the lock, since the replies may have been lost.
+    pub(super) fn lose(
         &self,
         mut schedule: MutexGuard<'_, Schedule>,
         lease: &Lease,
+        how: LeaseEnd,
         reports: &mut Vec<Report>,
     ) {
-        schedule.remove(lease, LeaseEnd::Revoked);
-        if !self.nodes.deployment.decides_alone() {
-            // A minority may still hold it.
-            self.abandon_everywhere(&mut schedule, lease, reports);
+        schedule.remove(lease, how);
+        // One server that has revoked it has nothing left of it; of several, a minority may.
+        if how == LeaseEnd::Lost || !self.nodes.deployment.decides_alone() {
+            // Under the lock under which the lease was removed: a close must find one or the other.
+            let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+            let (has_lease, is_final, entry) = (true, true, None);
+            self.abandon_in(&mut schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
         }
         drop(schedule);
         self.notify.notify_one();
         reports.extend(lease.announce());
-    }
-
-    /// The deadline has passed here, but the server may still hold the lock: the replies may have
-    /// been lost.
-    pub(super) fn lose_late(
-        &self,
-        mut schedule: MutexGuard<'_, Schedule>,
-        lease: &Lease,
-        reports: &mut Vec<Report>,
-    ) {
-        schedule.remove(lease, LeaseEnd::Lost);
-        self.abandon_everywhere(&mut schedule, lease, reports);
-        drop(schedule);
-        self.notify.notify_one();
-        reports.extend(lease.announce());
-    }
-
-    /// Under the lock under which the lease was removed: a close must find one or the other.
-    fn abandon_everywhere(&self, schedule: &mut Schedule, lease: &Lease, reports: &mut Vec<Report>) {
-        let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
-        let (has_lease, is_final, entry) = (true, true, None);
-        let given_up = self.abandon_in(schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
-        reports.push(Box::new(move || log_given_up(given_up)));
     }
 
     fn conclude_release(&self, mut pending: PendingRelease, votes: &[Vote], reports: &mut Vec<Report>) {
@@ -214,10 +192,11 @@ impl Keeper {
             // While the server cannot be reached, it may still have the attempt in its queue. After
             // the client is dropped, no release is retried for that long, nor one of a minority
             // that does not come back.
-            let may_retry_long = !schedule.is_closed && self.nodes.deployment.is_blocked_by(pending.nodes);
+            let may_retry_long =
+                !schedule.is_closed && self.nodes.deployment.is_blocked_by(pending.abandoned.nodes);
             let may_pass = failure.is_transient() || failure.is_unlisted() && pending.spend_retry();
             if may_pass && (may_retry_long || now < pending.give_up) {
-                pending.is_final |= failure.is_indeterminate();
+                pending.abandoned.is_final |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {
                 lasting.push((self.nodes.label(*node).to_owned(), failure));
@@ -225,20 +204,22 @@ impl Keeper {
         }
         pending.failures += lasting.len();
         let has_failed = pending.failures > self.nodes.deployment.max_failures();
-        let ended = pending.number.take_if(|_| !self.nodes.deployment.is_blocked_by(left));
-        let attempt = Arc::clone(&pending.attempt);
-        let has_held = !Tally::of(votes, 1, |_| true).positive.is_empty();
+        // Those on which it failed for good still hold it, too.
+        let may_hold = left.len() + if left.is_empty() { 0 } else { pending.failures };
+        let ended = pending.number.take_if(|_| may_hold <= self.nodes.deployment.max_failures());
+        let attempt = Arc::clone(&pending.abandoned.attempt);
+        // Without a lease, a grant was reported to no task: neither is its release.
+        let is_reported = pending.abandoned.has_lease && !attempt.is_idle();
+        let has_held = is_reported && !Tally::of(votes, 1, |_| true).positive.is_empty();
         let mut given_up = None;
         let is_released = left.is_empty() && lasting.is_empty();
         if !left.is_empty() {
-            pending.nodes = left;
+            pending.abandoned.nodes = left;
             given_up = schedule.schedule_release(pending, now + RELEASE_PAUSE);
         }
-        if let Some(number) = ended {
-            schedule.end_release(number, has_failed);
-            if schedule.open_releases.is_empty() {
-                self.settled.notify_waiters();
-            }
+        ended.into_iter().for_each(|number| schedule.end_release(number, has_failed));
+        if ended.is_some() || given_up.is_some() {
+            self.settled.notify_waiters();
         }
         drop(schedule);
         reports.push(Box::new(move || {

@@ -84,18 +84,13 @@ pub(super) struct Abandoned {
     /// Requests of it that arrive later must be refused.
     pub(super) is_final: bool,
     pub(super) entry: Option<QueueEntry>,
+    /// Those that may still have it.
     pub(super) nodes: NodeSet,
 }
 
 pub(super) struct PendingRelease {
-    pub(super) attempt: Arc<Attempt>,
-    pub(super) is_final: bool,
-    pub(super) entry: Option<QueueEntry>,
+    pub(super) abandoned: Abandoned,
     pub(super) give_up: Moment,
-    /// It has a lease that no majority has released.
-    pub(super) has_lease: bool,
-    /// The nodes that may still hold it.
-    pub(super) nodes: NodeSet,
     /// Its number in `open_releases`, while more than a minority of the nodes may hold it.
     pub(super) number: Option<u64>,
     /// How often it is sent again after an error reply that may or may not last.
@@ -158,23 +153,11 @@ impl Schedule {
     /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
     /// if it concerns more than a minority. Returns the attempt if it is left to its TTL instead.
     pub(super) fn abandon(&mut self, abandoned: Abandoned, must_await: bool) -> Option<Arc<Attempt>> {
-        let Abandoned { attempt, has_lease, is_final, entry, nodes } = abandoned;
         let now = Moment::now();
-        let give_up = now + attempt.options.ttl + RELEASE_GRACE;
-        let number = must_await.then(|| self.number_release(&attempt));
+        let give_up = now + abandoned.attempt.options.ttl + RELEASE_GRACE;
+        let number = must_await.then(|| self.number_release(&abandoned.attempt));
         let (retries_left, failures) = (RELEASE_RETRIES, 0);
-        let pending = PendingRelease {
-            attempt,
-            is_final,
-            entry,
-            give_up,
-            has_lease,
-            nodes,
-            number,
-            retries_left,
-            failures,
-        };
-        self.schedule_release(pending, now)
+        self.schedule_release(PendingRelease { abandoned, give_up, number, retries_left, failures }, now)
     }
 
     /// Counts one more attempt that is to be released, and returns its number.
@@ -196,10 +179,10 @@ impl Schedule {
     /// Returns the attempt if it is left to its TTL: it has no lease, and there are too many such.
     /// While the client is being closed there is no limit: no more come than it had.
     pub(super) fn schedule_release(&mut self, pending: PendingRelease, due: Moment) -> Option<Arc<Attempt>> {
-        if !pending.has_lease {
+        if !pending.abandoned.has_lease {
             if self.leaseless >= MAX_LEASELESS && self.unreleased.is_none() {
                 pending.number.into_iter().for_each(|number| self.end_release(number, true));
-                return Some(pending.attempt);
+                return Some(pending.abandoned.attempt);
             }
             self.leaseless += 1;
         }
@@ -236,7 +219,7 @@ impl Schedule {
         {
             batch.releases.push(first.remove());
         }
-        self.leaseless -= batch.releases.iter().filter(|pending| !pending.has_lease).count();
+        self.leaseless -= batch.releases.iter().filter(|pending| !pending.abandoned.has_lease).count();
         if batch.renewals.is_empty() && batch.releases.is_empty() {
             let due = self.due.next();
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
@@ -256,6 +239,15 @@ impl Schedule {
         if !has_ended && (self.due.remove(lease) || is_never_due) {
             self.due.insert(lease, now);
         }
+    }
+
+    /// Whether a new hold has another token than one that its owner has already, of the same kind.
+    /// A nested hold has the token of the outer one, so that one is gone: its work would run on,
+    /// beside the next holder once the nested hold is released, until its renewal.
+    pub(super) fn shows_a_loss(&self, lease: &Lease) -> bool {
+        let same_kind = |sibling: &&Lease| sibling.attempt().kind.name == lease.attempt().kind.name;
+        let mut siblings = self.due.siblings(lease).filter(same_kind);
+        siblings.any(|sibling| sibling.fencing_token() != lease.fencing_token())
     }
 
     /// After one hold of an owner was lost, its other holds are polled at once.
@@ -306,6 +298,11 @@ impl DueQueue {
 
     pub(super) fn next(&self) -> Option<Moment> {
         self.soonest.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    fn siblings(&self, lease: &Lease) -> impl Iterator<Item = &Lease> {
+        let keys = owner_of(lease).and_then(|owner| self.by_owner.get(&owner));
+        keys.into_iter().flatten().filter_map(|key| self.soonest.get(key))
     }
 
     /// Makes the other holds of this lease's owner due now.

@@ -69,7 +69,6 @@ pub(super) struct SharedPoll<'a> {
     polls: &'a SharedPolls,
     nodes: &'a Nodes,
     wakeups: &'a WakeupSubscription,
-    verb: &'static str,
     attempt: &'a Arc<Attempt>,
     entry: &'a QueueEntry,
     terms: Terms,
@@ -120,7 +119,7 @@ impl<'a> SharedPoll<'a> {
             Turn::Now(waiting, covers, then) => (waiting, covers, then),
         };
         let nodes = self.nodes;
-        let call = Attempt::wait_many(self.verb, self.entry, &waiting)?;
+        let call = Attempt::wait_many(self.entry, &waiting)?;
         // The call grants nothing, so nothing depends on whether it was answered.
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let reply = votes.received.into_iter().next().and_then(|(_, outcome)| outcome.ok());
@@ -219,7 +218,9 @@ impl SharedPolls {
         (attempt, entry): (&'a Arc<Attempt>, &'a QueueEntry),
         (due, pause): (Instant, Duration),
     ) -> Option<SharedPoll<'a>> {
-        let verb = attempt.kind.verbs.wait.filter(|_| nodes.deployment.decides_alone())?;
+        if attempt.kind.verbs.wait.is_none() || !nodes.deployment.decides_alone() {
+            return None;
+        }
         let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
         let runs_by = due.max(Instant::now() + pause) + pause / 2;
         let woken: Arc<Notify> = Arc::default();
@@ -232,6 +233,6 @@ impl SharedPolls {
             runs_by,
         };
         self.0.lock().entry(terms.clone()).or_default().by_id.insert(attempt.id, waiter);
-        Some(SharedPoll { polls: self, nodes, wakeups, verb, attempt, entry, terms, woken })
+        Some(SharedPoll { polls: self, nodes, wakeups, attempt, entry, terms, woken })
     }
 }

@@ -119,13 +119,9 @@ impl Attempt {
     }
 
     /// One poll for attempts of one client that are queued for the same lock with the same terms.
-    pub(super) fn wait_many(
-        verb: &'static str,
-        entry: &QueueEntry,
-        waiting: &[Arc<Attempt>],
-    ) -> Option<Arc<Call>> {
+    pub(super) fn wait_many(entry: &QueueEntry, waiting: &[Arc<Attempt>]) -> Option<Arc<Call>> {
         let first = waiting.first()?;
-        let call = Call::new(first.kind.script, verb, &first.name).alone();
+        let call = Call::new(first.kind.script, first.kind.verbs.wait?, &first.name).alone();
         let call = queued_as(call, Some(entry)).shared(u64::from(first.options.max_depth));
         let call = waiting.iter().fold(call, |call, attempt| call.own(attempt.id_word()));
         Some(Arc::new(waiting.iter().fold(call, |call, attempt| call.own(attempt.owner.as_ref()))))

@@ -62,7 +62,9 @@ impl fmt::Display for NodeStatus {
 #[derive(Default)]
 pub(super) struct Survey {
     /// The nodes, by their indexes.
-    pub(super) nodes: BTreeMap<usize, SurveyedNode>,
+    pub(super) nodes: BTreeMap<usize, NodeState>,
+    /// Of the nodes without a vote: the server's run id, or an empty one if it has none.
+    pub(super) not_admitted: BTreeMap<usize, String>,
     /// The largest token that a node knows.
     pub(super) highest: u64,
     /// The longest lease that a node has granted, in milliseconds.
@@ -70,23 +72,9 @@ pub(super) struct Survey {
     pub(super) clocks: Vec<u64>,
 }
 
-pub(super) enum SurveyedNode {
-    Voter,
-    /// Has no vote; with the server's run id, or an empty one if it has none.
-    NotAdmitted(String),
-    Failed(Error),
-}
-
 impl Survey {
     pub(super) fn voters(&self) -> impl Iterator<Item = usize> {
-        self.nodes.iter().filter(|(_, node)| matches!(node, SurveyedNode::Voter)).map(|(place, _)| *place)
-    }
-
-    pub(super) fn not_admitted(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.nodes.iter().filter_map(|(place, node)| match node {
-            SurveyedNode::NotAdmitted(run) => Some((*place, run.as_str())),
-            _ => None,
-        })
+        self.nodes.iter().filter(|(_, node)| matches!(node, NodeState::Voter)).map(|(place, _)| *place)
     }
 }
 
@@ -119,14 +107,8 @@ impl Locks {
 
     /// Returns the public status of each node in the survey.
     pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
-        survey.nodes.into_iter().map(|(place, node)| {
-            let state = match node {
-                SurveyedNode::Voter => NodeState::Voter,
-                SurveyedNode::NotAdmitted(_) => NodeState::NotAdmitted,
-                SurveyedNode::Failed(error) => NodeState::Failed(error),
-            };
-            (place, NodeStatus { node: self.client.nodes.label(place).to_owned(), state })
-        })
+        let node = |place| self.client.nodes.label(place).to_owned();
+        survey.nodes.into_iter().map(move |(place, state)| (place, NodeStatus { node: node(place), state }))
     }
 
     pub(super) async fn survey(&self) -> Survey {
@@ -136,9 +118,8 @@ impl Locks {
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let mut survey = Survey::default();
         for (place, outcome) in votes.received {
-            let node =
-                self.read_reply(place, outcome, &mut survey).await.unwrap_or_else(SurveyedNode::Failed);
-            survey.nodes.insert(place, node);
+            let state = self.read_reply(place, outcome, &mut survey).await.unwrap_or_else(NodeState::Failed);
+            survey.nodes.insert(place, state);
         }
         survey
     }
@@ -148,7 +129,7 @@ impl Locks {
         place: usize,
         outcome: Result<Reply, Failure>,
         survey: &mut Survey,
-    ) -> Result<SurveyedNode, Error> {
+    ) -> Result<NodeState, Error> {
         let node = self.client.nodes.label(place);
         let error = |failure: Failure| {
             let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
@@ -164,11 +145,14 @@ impl Locks {
         survey.longest_ttl = survey.longest_ttl.max(*ttl);
         survey.clocks.push(*time);
         if self.options.restart_guard == RestartGuard::Off {
-            return Ok(SurveyedNode::Voter);
+            return Ok(NodeState::Voter);
         }
-        match self.client.nodes.run_id(place).await {
-            Ok(Some(run)) if *run == **admitted => Ok(SurveyedNode::Voter),
-            Ok(run) => Ok(SurveyedNode::NotAdmitted(run.as_deref().unwrap_or_default().to_owned())),
+        match self.client.nodes.node(place).run_id().await {
+            Ok(Some(run)) if *run == **admitted => Ok(NodeState::Voter),
+            Ok(run) => {
+                survey.not_admitted.insert(place, run.as_deref().unwrap_or_default().to_owned());
+                Ok(NodeState::NotAdmitted)
+            }
             Err(cause) => Err(error(Failure::unsent(cause))),
         }
     }

@@ -72,7 +72,7 @@ impl Locks {
         }
         let before = self.survey().await;
         let voted = NodeSet::of(before.voters());
-        if before.not_admitted().next().is_none() {
+        if before.not_admitted.is_empty() {
             return Ok(self.without_vote(voted, before));
         }
         let Some(may_admit_all) = self.is_new(&before) else { return Err(self.too_few(before)) };
@@ -80,7 +80,7 @@ impl Locks {
         let mut admitting = Vec::new();
         // All clients use the same order: if two admit nodes at the same time, one of them fails at
         // the first node.
-        for (place, run) in before.not_admitted() {
+        for (&place, run) in &before.not_admitted {
             if let Some(ticket) = self.admit(place, run, &ticket, None, may_admit_all).await? {
                 admitting.push((place, run, ticket));
             }
@@ -123,7 +123,7 @@ impl Locks {
         }
         // A node that has restarted meanwhile has another run id than the one that was admitted.
         let now = self.survey().await;
-        if now.not_admitted().any(|(place, _)| admitted.contains(place)) {
+        if now.not_admitted.keys().any(|place| admitted.contains(*place)) {
             return Err(self.not_admitted());
         }
         Ok(self.without_vote(voted, now))
@@ -133,7 +133,7 @@ impl Locks {
     /// not but all nodes reply. `None` if neither holds, so that no node can be admitted.
     fn is_new(&self, survey: &Survey) -> Option<bool> {
         let nodes = &self.client.nodes;
-        let (voters, not_admitted) = (survey.voters().count(), survey.not_admitted().count());
+        let (voters, not_admitted) = (survey.voters().count(), survey.not_admitted.len());
         if voters >= nodes.deployment.majority() {
             Some(false)
         } else {

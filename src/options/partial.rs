@@ -120,13 +120,20 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Opti
     T::deserialize(from).map(Some)
 }
 
-/// Everything that must know all options: which are set, where the others come from, and files.
+/// Everything that must know all options: defaults, which are set, where the others come from, and
+/// files.
 macro_rules! options {
-    ($($field:ident $option:ident: $value:ty;)+) => {
+    ($($field:ident $option:ident: $value:ty = $default:expr;)+) => {
         /// An option, as a bit of [`SetFields`].
         #[derive(Clone, Copy)]
         pub(super) enum Field {
             $($field,)+
+        }
+
+        impl Default for Options {
+            fn default() -> Options {
+                Options { $($option: $default,)+ set_fields: SetFields::default() }
+            }
         }
 
         impl Options {
@@ -193,28 +200,28 @@ macro_rules! options {
 }
 
 options! {
-    Ttl ttl: Duration;
-    ReadTtl read_ttl: Option<Duration>;
-    WriteTtl write_ttl: Option<Duration>;
-    Renewal renewal: Renewal;
-    MaxHold max_hold: Option<Duration>;
-    HoldAtLeast hold_at_least: Option<Duration>;
-    Fencing fencing: Fencing;
-    Nesting nesting: Nesting;
-    MaxDepth max_depth: u32;
-    MaxReaders max_readers: u32;
-    PollCap poll_cap: Duration;
-    NodeTimeout node_timeout: Duration;
-    Drift drift: f64;
-    Prefix prefix: String;
-    Wakeups wakeups: Wakeups;
-    RestartGuard restart_guard: RestartGuard;
-    TokenTtl token_ttl: Duration;
-    GrantWithin grant_within: Option<Duration>;
-    OutageLimit outage_limit: Option<Duration>;
-    LocalTurn local_turn: Duration;
-    Replicas replicas: u32;
-    ReplicaTimeout replica_timeout: Duration;
+    Ttl ttl: Duration = Duration::from_secs(30);
+    ReadTtl read_ttl: Option<Duration> = None;
+    WriteTtl write_ttl: Option<Duration> = None;
+    Renewal renewal: Renewal = Renewal::Automatic;
+    MaxHold max_hold: Option<Duration> = None;
+    HoldAtLeast hold_at_least: Option<Duration> = None;
+    Fencing fencing: Fencing = Fencing::On;
+    Nesting nesting: Nesting = Nesting::Counted;
+    MaxDepth max_depth: u32 = 255;
+    MaxReaders max_readers: u32 = 10_000;
+    PollCap poll_cap: Duration = Duration::from_millis(2500);
+    NodeTimeout node_timeout: Duration = Duration::from_secs(1);
+    Drift drift: f64 = 0.01;
+    Prefix prefix: String = "lock:".to_owned();
+    Wakeups wakeups: Wakeups = Wakeups::Push;
+    RestartGuard restart_guard: RestartGuard = RestartGuard::Off;
+    TokenTtl token_ttl: Duration = Duration::from_secs(3600);
+    GrantWithin grant_within: Option<Duration> = None;
+    OutageLimit outage_limit: Option<Duration> = None;
+    LocalTurn local_turn: Duration = Duration::from_millis(1);
+    Replicas replicas: u32 = 0;
+    ReplicaTimeout replica_timeout: Duration = Duration::from_millis(100);
 }
 
 impl Options {

@@ -85,18 +85,9 @@ fn refuses_database(error: &RedisError) -> bool {
 /// script.
 pub(super) fn is_transient_reply(source: &RedisError) -> bool {
     use ServerErrorKind as Kind;
-    matches!(
-        source.kind(),
-        ErrorKind::Server(
-            Kind::BusyLoading
-                | Kind::ReadOnly
-                | Kind::TryAgain
-                | Kind::ClusterDown
-                | Kind::MasterDown
-                | Kind::Moved
-                | Kind::Ask
-        )
-    ) || source.code() == Some("BUSY")
+    matches!(source.kind(), ErrorKind::Server(Kind::BusyLoading | Kind::MasterDown))
+        || source.code() == Some("BUSY")
+        || was_redirected(source)
         || is_demoted(source)
         || refuses_writes(source)
         || has_too_many_clients(source)
@@ -142,7 +133,7 @@ fn is_wrapped(detail: &str, code: &str) -> bool {
 
 /// Whether the server is a replica: its reply to a script, which Redis 6 wraps into the script's
 /// error, and to `WAIT`, before and while it waits.
-pub(super) fn is_demoted(error: &RedisError) -> bool {
+fn is_demoted(error: &RedisError) -> bool {
     let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.code() == Some("UNBLOCKED")
@@ -168,6 +159,12 @@ fn says(error: &RedisError, code: &str) -> bool {
 /// Whether no reply came.
 pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_timeout() || error.is_unrecoverable_error()
+}
+
+/// Whether a connection that failed with this error is of no further use: broken, silent, or to a
+/// server that was demoted. The client library replaces a connection only in the first case.
+pub(super) fn is_spent(error: &RedisError) -> bool {
+    is_broken(error) || is_demoted(error)
 }
 
 /// Nothing more is sent on this connection.

@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::answers::HIGHEST;
-use super::error_replies::too_slow;
 use super::servers::{Connection, RepliesByServer};
 use crate::clock::Moment;
 use crate::diagnosis::{self, Check, Finding, Verdict};
@@ -16,9 +15,12 @@ use crate::error::NodeProblem;
 use crate::guarded::Guarded;
 use crate::traces::event;
 
-/// What is queried on a new connection.
+/// What is queried on a new connection of a node.
+#[derive(Clone)]
 pub(super) struct Handshake {
+    /// How long the server may stay silent.
     pub(super) limit: Duration,
+    /// In a quorum: the node's place, and the membership.
     pub(super) place: Option<(usize, Arc<Membership>)>,
     pub(super) label: Arc<str>,
     /// Whether this client has checked the node's servers for settings that endanger locks.
@@ -84,12 +86,11 @@ fn server_time(reply: &Value) -> Result<u64, RedisError> {
     })
 }
 
-/// The run id of each node of a quorum, as far as it is known.
-#[derive(Debug)]
+/// The run id of each node of a quorum, as far as it is known, or why the node may not be part of
+/// it.
 pub(crate) struct Membership {
-    runs: Guarded<Vec<Option<Arc<str>>>>,
+    nodes: Guarded<Vec<Result<Option<Arc<str>>, NodeProblem>>>,
     labels: Vec<String>,
-    problems: Guarded<Vec<Option<NodeProblem>>>,
     /// Which nodes have replied that they have no vote.
     has_no_vote: Vec<AtomicBool>,
     /// Whether a node without a run id has no vote.
@@ -98,15 +99,9 @@ pub(crate) struct Membership {
 
 impl Membership {
     pub(crate) fn new(labels: Vec<String>, is_strict: bool) -> Membership {
-        let (runs, problems) = (vec![None; labels.len()], vec![None; labels.len()]);
+        let nodes = Guarded::new(vec![Ok(None); labels.len()]);
         let has_no_vote = labels.iter().map(|_| AtomicBool::new(false)).collect();
-        Membership {
-            runs: Guarded::new(runs),
-            labels,
-            problems: Guarded::new(problems),
-            has_no_vote,
-            is_strict,
-        }
+        Membership { nodes, labels, has_no_vote, is_strict }
     }
 
     /// Logs that a node has no vote: once, until it votes again.
@@ -124,7 +119,7 @@ impl Membership {
 
     /// Why a node may not be part of the quorum, as its last connection found.
     pub(crate) fn problem(&self, node: usize) -> Option<NodeProblem> {
-        self.problems.lock()[node].clone()
+        self.nodes.lock()[node].clone().err()
     }
 
     /// Queries a server for its identity, on a new connection. An error: the server must not vote.
@@ -132,13 +127,9 @@ impl Membership {
         &self,
         node: usize,
         connection: &Connection,
-        limit: std::time::Duration,
+        limit: Duration,
     ) -> Result<Option<Arc<str>>, RedisError> {
-        let info = match tokio::time::timeout(limit, connection.query(&redis::cmd("INFO"), limit)).await {
-            Ok(info) => info,
-            Err(_) => return Err(too_slow()),
-        };
-        let info = match info {
+        let info = match connection.query(&redis::cmd("INFO"), limit).await {
             Err(error) if !self.is_strict && is_denied(&error) => String::new(),
             info => text(info?).unwrap_or_default(),
         };
@@ -146,31 +137,31 @@ impl Membership {
         if run.is_none() {
             event!(warn, server = %self.labels[node], "a node has no run id in its INFO: data loss in a restart is not noticed");
         }
-        let problem = self.check_member(node, run.as_ref(), info_field(&info, "role"));
-        self.problems.lock()[node].clone_from(&problem);
-        match problem {
-            None => Ok(run),
-            Some(problem) => {
-                let text = "the node may not be part of the quorum";
-                Err(RedisError::from((ErrorKind::InvalidClientConfig, text, problem.to_string())))
-            }
-        }
+        self.check_member(node, run, info_field(&info, "role")).map_err(|problem| {
+            let text = "the node may not be part of the quorum";
+            RedisError::from((ErrorKind::InvalidClientConfig, text, problem.to_string()))
+        })
     }
 
     /// A server that does not identify itself is indistinguishable from others, and is treated as a
     /// different one.
-    fn check_member(&self, node: usize, run: Option<&Arc<str>>, role: Option<&str>) -> Option<NodeProblem> {
-        let mut runs = self.runs.lock();
-        let mut others = runs.iter().enumerate().filter(|(other, _)| *other != node);
-        let same = others.find(|(_, known)| run.is_some() && known.as_ref() == run);
-        let problem = match same {
-            Some((other, _)) => Some(NodeProblem::SameServer { other: self.labels[other].clone() }),
-            None if role == Some("slave") => Some(NodeProblem::Replica),
-            None if self.is_strict && run.is_none() => Some(NodeProblem::Unidentified),
-            None => None,
+    fn check_member(
+        &self,
+        node: usize,
+        run: Option<Arc<str>>,
+        role: Option<&str>,
+    ) -> Result<Option<Arc<str>>, NodeProblem> {
+        let mut nodes = self.nodes.lock();
+        let mut others = nodes.iter().enumerate().filter(|(other, _)| *other != node);
+        let same = others.find(|(_, known)| run.is_some() && known.as_ref() == Ok(&run));
+        let member = match same {
+            Some((other, _)) => Err(NodeProblem::SameServer { other: self.labels[other].clone() }),
+            None if role == Some("slave") => Err(NodeProblem::Replica),
+            None if self.is_strict && run.is_none() => Err(NodeProblem::Unidentified),
+            None => Ok(run),
         };
-        runs[node] = if problem.is_none() { run.cloned() } else { None };
-        problem
+        nodes[node].clone_from(&member);
+        member
     }
 }
 

@@ -1,7 +1,6 @@
 //! [`LateNotifications`]: what to do about messages for attempts that have ended.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,12 +72,6 @@ impl LateNotifications {
         let mut former_waiters = self.0.lock();
         let waiter = former_waiters.iter_mut().find(|waiter| waiter.id == id)?;
         waiter.note(place).then(|| Arc::clone(&waiter.action))
-    }
-}
-
-impl fmt::Debug for LateNotifications {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LateNotifications").field(&self.0.lock().len()).finish()
     }
 }
 

@@ -19,7 +19,6 @@ use crate::guarded::Guarded;
 const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
 
 /// The mailboxes, and the state of the subscriptions.
-#[derive(Debug)]
 pub(super) struct Mailboxes {
     slots: Guarded<HashMap<Uuid, Arc<MailboxSlot>>>,
     pub(super) late_notifications: LateNotifications,
@@ -27,8 +26,7 @@ pub(super) struct Mailboxes {
     pub(super) states: watch::Sender<Vec<SubscriptionState>>,
     /// The number of nodes that form a majority.
     pub(super) majority: usize,
-    /// Counts subscriptions made; 0 while fewer than a majority are made.
-    pub(super) subscription: AtomicU64,
+    /// How many subscriptions were made. It changes only with the states.
     made: AtomicU64,
 }
 
@@ -41,7 +39,7 @@ pub(super) enum SubscriptionState {
     Elsewhere,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct MailboxSlot {
     /// The latest message, and the nodes that have sent one.
     message: Guarded<Option<(Option<AnnouncedGrant>, NodeSet)>>,
@@ -49,7 +47,6 @@ struct MailboxSlot {
 }
 
 /// Receives the messages for one id until it is dropped.
-#[derive(Debug)]
 pub(crate) struct Mailbox {
     id: Uuid,
     slot: Arc<MailboxSlot>,
@@ -99,7 +96,6 @@ impl Mailboxes {
             late_notifications: LateNotifications::default(),
             states: watch::Sender::new(vec![SubscriptionState::Connecting; deployment.nodes]),
             majority: deployment.majority(),
-            subscription: AtomicU64::new(0),
             made: AtomicU64::new(0),
         }
     }
@@ -129,19 +125,19 @@ impl Mailboxes {
         }
     }
 
-    /// Counts another subscription.
-    pub(super) fn count_made(&self) {
-        self.made.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// Records the state of a node's subscription.
     pub(super) fn set_state(&self, place: usize, state: SubscriptionState) {
         self.states.send_modify(|states| {
             states[place] = state;
-            let count_in = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
-            let number = if count_in >= self.majority { self.made.load(Ordering::SeqCst) } else { 0 };
-            self.subscription.store(number, Ordering::SeqCst);
+            self.made.fetch_add(u64::from(state == SubscriptionState::Subscribed), Ordering::SeqCst);
         });
+    }
+
+    /// The number of the latest subscription, if there is one on a majority of nodes.
+    pub(super) fn subscription(&self) -> Option<u64> {
+        let states = self.states.borrow();
+        let count = states.iter().filter(|state| **state == SubscriptionState::Subscribed).count();
+        (count >= self.majority).then(|| self.made.load(Ordering::SeqCst))
     }
 
     /// Makes all waiters poll: messages may have been missed.

@@ -2,7 +2,7 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
@@ -35,13 +35,7 @@ const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
     connection: SharedConnection,
-    limit: Duration,
-    label: Arc<str>,
     outage: OutageRecord,
-    /// In a quorum: the node's place, and the membership.
-    place: Option<(usize, Arc<Membership>)>,
-    /// Whether its first connection has checked for settings that endanger locks.
-    is_examined: Arc<AtomicBool>,
 }
 
 impl Node {
@@ -54,19 +48,19 @@ impl Node {
         place: Option<(usize, Arc<Membership>)>,
         name: Option<Arc<str>>,
     ) -> Node {
-        Node {
-            connection: SharedConnection::new(endpoint, limit, is_confirming, name),
-            limit,
-            label: "".into(),
-            outage: OutageRecord::default(),
-            place,
-            is_examined: Arc::default(),
-        }
+        let handshake = Handshake { limit, place, label: "".into(), is_examined: Arc::default() };
+        let outage = OutageRecord::new(&handshake.label, &Arc::default(), &Arc::default());
+        Node { connection: SharedConnection::new(endpoint, handshake, is_confirming, name), outage }
     }
 
     /// How long a server may stay silent after a request was written, or while it is connected to.
     pub(crate) fn limit(&self) -> Duration {
-        self.limit
+        self.connection.handshake.limit
+    }
+
+    /// In a quorum: its place, and the membership.
+    fn place(&self) -> Option<&(usize, Arc<Membership>)> {
+        self.connection.handshake.place.as_ref()
     }
 
     /// The generation of the connection. Server times of different generations must not be
@@ -77,18 +71,18 @@ impl Node {
 
     /// Whether the node consists of many servers, of which one may reply for another.
     pub(crate) fn is_cluster(&self) -> bool {
-        self.connection.is_cluster()
+        self.connection.endpoint.is_cluster()
     }
 
     /// Whether all connections lead to one server. Otherwise another server may grant beside it, or
     /// take over unseen.
     pub(crate) fn is_one_server(&self) -> bool {
-        self.connection.is_one_server()
+        self.connection.endpoint.is_one_server()
     }
 
     /// Whether the node has no vote after a restart, until it is admitted again.
     pub(super) fn has_restart_guard(&self) -> bool {
-        self.place.as_ref().is_some_and(|(_, membership)| membership.is_strict())
+        self.place().is_some_and(|(_, membership)| membership.is_strict())
     }
 
     /// The server's clock, as far as it is known.
@@ -103,17 +97,17 @@ impl Node {
 
     /// Connects, if there is no connection. Takes at most two and a half node timeouts.
     pub(crate) async fn connect(&self) -> Result<(), RedisError> {
-        self.connected_to(false).await.map(drop)
+        self.connection.get(false).await.map(drop)
     }
 
     /// Looks for a connection that was closed, and connects if there is none. Whether it could is
     /// found by the requests.
     pub(crate) async fn check(&self) {
-        if let Ok(connected) = self.connected_to(false).await
-            && let Err(error) = connected.connection.check(self.limit).await
+        if let Ok(connected) = self.connection.get(false).await
+            && let Err(error) = connected.connection.check(self.limit()).await
         {
             self.connection.drop_if_spent(connected.generation, &error);
-            let _found_by_requests = self.connected_to(false).await;
+            let _found_by_requests = self.connection.get(false).await;
         }
     }
 
@@ -125,22 +119,22 @@ impl Node {
 
     /// What the node's servers report about themselves.
     pub(super) async fn facts(&self) -> Result<Vec<Facts>, RedisError> {
-        let connected = self.connected_to(false).await?;
-        Facts::ask(&connected.connection, &self.label, self.limit).await
+        let connected = self.connection.get(false).await?;
+        Facts::ask(&connected.connection, &self.connection.handshake.label, self.limit()).await
     }
 
     /// Why the node may not be part of its quorum, as its last connection found.
     pub(crate) fn problem(&self) -> Option<NodeProblem> {
-        self.place.as_ref().and_then(|(place, membership)| membership.problem(*place))
+        self.place().and_then(|(place, membership)| membership.problem(*place))
     }
 
     /// Publishes outside of any script, and returns how many subscribers of the same server
     /// received the message. `None`: the user has no right to publish.
     pub(super) async fn publish(&self, channel: &str, message: &str) -> Result<Option<u64>, RedisError> {
-        let connected = self.connected_to(false).await?;
+        let connected = self.connection.get(false).await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        match connected.connection.query(&publish, self.limit).await {
+        match connected.connection.query(&publish, self.limit()).await {
             Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
             Err(error) => {
@@ -151,17 +145,8 @@ impl Node {
     }
 
     /// The run id of the server.
-    pub(super) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
-        Ok(self.connected_to(false).await?.run.clone())
-    }
-
-    async fn connected_to(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
-        if let Some(live) = self.connection.current(is_confirming) {
-            return Ok(live);
-        }
-        let (limit, place) = (self.limit, self.place.clone());
-        let (label, is_examined) = (Arc::clone(&self.label), Arc::clone(&self.is_examined));
-        self.connection.get(is_confirming, Handshake { limit, place, label, is_examined }).await
+    pub(crate) async fn run_id(&self) -> Result<Option<Arc<str>>, RedisError> {
+        Ok(self.connection.get(false).await?.run.clone())
     }
 
     /// Since when the node has failed, and with which failure, if it does. Missing replicas count
@@ -179,7 +164,7 @@ impl Node {
     /// one was.
     pub(super) async fn send(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
         let mut trying = pin!(self.try_send(call, sent_flag));
-        let outcome = match &self.place {
+        let outcome = match self.place() {
             None => trying.await,
             Some(_) => self.unless_silent(call, trying.as_mut()).await,
         };
@@ -197,7 +182,7 @@ impl Node {
     ) -> Result<Reply, Failure> {
         let replica_timeout = call.replicas.map_or(Duration::ZERO, |(_, timeout)| timeout);
         loop {
-            match timeout(self.limit * 5 / 4 + replica_timeout, trying.as_mut()).await {
+            match timeout(self.limit() * 5 / 4 + replica_timeout, trying.as_mut()).await {
                 Ok(Ok(reply)) if self.refuses(call, &reply) => return Err(Failure::not_admitted()),
                 Ok(outcome) => return outcome,
                 Err(_) if self.is_answering() => {}
@@ -213,7 +198,7 @@ impl Node {
 
     /// Whether the node has replied that it has no vote.
     fn refuses(&self, call: &Arc<Call>, reply: &Reply) -> bool {
-        let Some((place, membership)) = self.place.as_ref().filter(|_| call.is_guarded()) else {
+        let Some((place, membership)) = self.place().filter(|_| call.is_guarded()) else {
             return false;
         };
         let refuses = reply.is_number(NOT_ADMITTED);
@@ -227,7 +212,7 @@ impl Node {
         loop {
             // The effect of the first delivery is unknown, whatever the second one returns: that is
             // reported.
-            let connected = match self.connected_to(call.replicas.is_some()).await {
+            let connected = match self.connection.get(call.replicas.is_some()).await {
                 Ok(connected) => connected,
                 Err(source) => return Err(Failure::unsent(source).after(first_failure)),
             };
@@ -253,12 +238,12 @@ impl Node {
             };
             tries += 1;
             let is_last = if self.is_cluster() {
-                tries >= CLUSTER_TRIES || Moment::now().since(start) >= self.limit / 2
+                tries >= CLUSTER_TRIES || Moment::now().since(start) >= self.limit() / 2
             } else {
                 tries > 1
             };
             if is_last || !broken {
-                let examined = Box::pin(find_spoilt_key(&connected.connection, call, self.limit, failure));
+                let examined = Box::pin(find_spoilt_key(&connected.connection, call, self.limit(), failure));
                 let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }
@@ -296,7 +281,7 @@ impl Node {
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.connection.query(&wait, replica_timeout + self.limit.max(WAIT_TICK)).await {
+        match on.connection.query(&wait, replica_timeout + self.limit().max(WAIT_TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
@@ -314,7 +299,7 @@ impl Node {
         calls: &[&Arc<Call>],
         limit: Duration,
     ) -> Vec<Result<Reply, Failure>> {
-        let connected = match self.connected_to(false).await {
+        let connected = match self.connection.get(false).await {
             Ok(connected) => connected,
             Err(source) => {
                 let failure = Failure::unsent(source);
@@ -373,8 +358,8 @@ impl Node {
 
     /// Sets the human-readable name, and the counter of the client's locks, for logs.
     pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> Node {
-        self.label = label.into();
-        self.outage = OutageRecord::new(&self.label, holds, observer);
+        self.connection.handshake.label = label.into();
+        self.outage = OutageRecord::new(&self.connection.handshake.label, holds, observer);
         self
     }
 }

@@ -24,13 +24,6 @@ pub(super) struct OutageRecord {
     observer: Arc<Observer>,
 }
 
-impl Default for OutageRecord {
-    /// Of a node without a name.
-    fn default() -> OutageRecord {
-        OutageRecord::new(&"".into(), &Arc::default(), &Arc::default())
-    }
-}
-
 impl OutageRecord {
     pub(super) fn new(label: &Arc<str>, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> OutageRecord {
         OutageRecord {
@@ -97,8 +90,11 @@ impl OutageRecord {
                 })
             }
             None if self.is_failing.load(Ordering::Relaxed) => {
-                let ended = self.outage.lock().take();
+                let mut outage = self.outage.lock();
+                let ended = outage.take();
+                // Under the lock: another outage, which begins at this moment, would go unnoticed.
                 self.is_failing.store(false, Ordering::Relaxed);
+                drop(outage);
                 let ((server, _holds), after) = (described(), Moment::now().since(ended?.0));
                 let observer = Arc::clone(&self.observer);
                 Some(Box::new(move || {

@@ -222,11 +222,6 @@ impl Nodes {
             let _asked_next = self.connect().await;
         }
     }
-
-    /// The run id of a node.
-    pub(crate) async fn run_id(&self, place: usize) -> Result<Option<Arc<str>>, redis::RedisError> {
-        self.node(place).run_id().await
-    }
 }
 
 /// A counted hold.

@@ -105,31 +105,24 @@ impl From<&Arc<str>> for Word {
 impl Call {
     /// A call about a lock.
     pub(crate) fn new(script: &'static Script, name: &'static str, lock: &Name) -> Call {
+        Call::of(script, name, Some(lock.clone()))
+    }
+
+    /// A call about the node that has this key.
+    pub(crate) fn about_node(script: &'static Script, name: &'static str, key: &str) -> Call {
+        Call::of(script, name, None).at_node(key).alone()
+    }
+
+    fn of(script: &'static Script, name: &'static str, lock: Option<Name>) -> Call {
         Call {
             script,
             name,
-            lock: Some(lock.clone()),
+            lock,
             node: None,
             own: Vec::with_capacity(4),
             shared: Vec::with_capacity(11),
             replicas: None,
             may_combine: true,
-            is_read_only: false,
-            group: Vec::new(),
-        }
-    }
-
-    /// A call about the node that has this key.
-    pub(crate) fn about_node(script: &'static Script, name: &'static str, key: &str) -> Call {
-        Call {
-            script,
-            name,
-            lock: None,
-            node: Some(key.into()),
-            own: Vec::new(),
-            shared: Vec::with_capacity(4),
-            replicas: None,
-            may_combine: false,
             is_read_only: false,
             group: Vec::new(),
         }

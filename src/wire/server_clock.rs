@@ -33,10 +33,6 @@ impl ServerClock {
         ServerClock { is_of_one_server, ..ServerClock::default() }
     }
 
-    pub(super) fn is_of_one_server(&self) -> bool {
-        self.is_of_one_server
-    }
-
     /// The minimum token: new fencing tokens must be larger, whatever the server has lost.
     pub(super) fn minimum_token(&self) -> u64 {
         let minimum_token = if self.is_of_one_server { self.latest() } else { self.advance() };

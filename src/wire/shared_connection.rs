@@ -4,6 +4,7 @@
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+#[cfg(feature = "sentinel")]
 use std::time::Duration;
 
 use redis::RedisError;
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio::time::timeout;
 
-use super::error_replies::{is_demoted, lacks_replicas, too_slow};
+use super::error_replies::{is_spent, lacks_replicas, too_slow};
 use super::handshake::Handshake;
 use super::server_clock::ServerClock;
 #[cfg(feature = "sentinel")]
@@ -30,10 +31,10 @@ const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Requests that wait for replicas use a second connection, because requests behind them on the
 /// same connection would wait as well. Both are made together and dropped together, so that a grant
 /// is never on another server than its renewals.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct SharedConnection {
-    endpoint: Endpoint,
-    limit: Duration,
+    pub(super) endpoint: Endpoint,
+    pub(super) handshake: Handshake,
     /// The connections' name in `CLIENT LIST`.
     name: Option<Arc<str>>,
     runtime: Handle,
@@ -45,7 +46,6 @@ pub(super) struct SharedConnection {
 }
 
 /// A connection and its generation.
-#[derive(Debug)]
 pub(super) struct LiveConnection {
     pub(super) connection: Connection,
     pub(super) generation: u64,
@@ -54,7 +54,6 @@ pub(super) struct LiveConnection {
 }
 
 /// Connections that were made together, under one generation.
-#[derive(Debug)]
 struct ConnectionPair {
     shared: Arc<LiveConnection>,
     /// For requests that wait for replicas, if there are any.
@@ -68,14 +67,14 @@ impl SharedConnection {
     /// made from the start.
     pub(super) fn new(
         endpoint: Endpoint,
-        limit: Duration,
+        handshake: Handshake,
         is_confirming: bool,
         name: Option<Arc<str>>,
     ) -> SharedConnection {
         let server_clock = Arc::new(ServerClock::new(endpoint.is_one_server()));
         SharedConnection {
             endpoint,
-            limit,
+            handshake,
             name,
             runtime: Handle::current(),
             current: Arc::default(),
@@ -97,19 +96,11 @@ impl SharedConnection {
         self.current(false).map_or(0, |live| live.generation)
     }
 
-    /// The generation of the connection, and how many connections to masters of a cluster were
-    /// given up. `None` while a connection is missing.
+    /// The generation of the connection, and the number of the newest one to a master of a cluster.
+    /// `None` while a connection is missing.
     pub(super) fn state(&self) -> Option<(u64, u64)> {
         let live = self.current(false)?;
-        Some((live.generation, live.connection.losses()?))
-    }
-
-    pub(super) fn is_cluster(&self) -> bool {
-        self.endpoint.is_cluster()
-    }
-
-    pub(super) fn is_one_server(&self) -> bool {
-        self.server_clock.is_of_one_server()
+        Some((live.generation, live.connection.newest()?))
     }
 
     /// Returns the connection, connecting if there is none. A new connection passes the handshake
@@ -118,54 +109,36 @@ impl SharedConnection {
     /// Takes at most twice the limit, for an attempt that is under way and for one of its own, and
     /// a quarter after each, to learn [why it failed](Endpoint::explain). Callers that wait for one
     /// attempt share its failure, so a dead server costs the last of them no more.
-    pub(super) async fn get(
-        &self,
-        is_confirming: bool,
-        handshake: Handshake,
-    ) -> Result<Arc<LiveConnection>, RedisError> {
+    pub(super) async fn get(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
         if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
-        let seen = self.connecting.latest();
+        let (this, seen) = (self.clone(), self.connecting.latest());
         // Connects on the client's runtime, where the task that drives the connection outlives the
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
-        let connecting = self.runtime.spawn(self.clone().connect_in_turn(seen, is_confirming, handshake));
-        connecting.await.map_err(|error| RedisError::from(std::io::Error::other(error)))?
+        let connecting = self.runtime.spawn(async move {
+            let attempt = |generation| this.open(generation, is_confirming);
+            this.connecting.connect(seen, || this.current(is_confirming), attempt).await
+        });
+        connecting.await.map_err(std::io::Error::other)?
     }
 
-    async fn connect_in_turn(
-        self,
-        seen: u64,
-        is_confirming: bool,
-        handshake: Handshake,
-    ) -> Result<Arc<LiveConnection>, RedisError> {
-        let current = || self.current(is_confirming);
-        self.connecting
-            .connect(seen, current, |generation| self.open(generation, is_confirming, handshake))
-            .await
-    }
-
-    async fn open(
-        &self,
-        generation: u64,
-        is_confirming: bool,
-        handshake: Handshake,
-    ) -> Result<Arc<LiveConnection>, RedisError> {
+    async fn open(&self, generation: u64, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
+        let limit = self.handshake.limit;
         let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
             let name = self.name.as_deref();
-            let (connection, second) =
-                self.endpoint.clone().connect_pair(self.limit, has_second, name).await?;
+            let (connection, second) = self.endpoint.clone().connect_pair(limit, has_second, name).await?;
             // For both connections: neither outlives the run of the server that it was made to.
-            let (run, time) = handshake.run(&connection).await?;
+            let (run, time) = self.handshake.run(&connection).await?;
             time.into_iter().for_each(|time| self.server_clock.raise(time));
             Ok((connection, second, run))
         };
         let (connection, second, run) =
-            match timeout(self.limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
+            match timeout(limit, connected).await.unwrap_or_else(|_| Err(too_slow())) {
                 Ok(connected) => connected,
-                Err(failure) => return Err(self.endpoint.explain(failure, self.limit / EXPLAINING).await),
+                Err(failure) => return Err(self.endpoint.explain(failure, limit / EXPLAINING).await),
             };
         let made = |connection| Arc::new(LiveConnection { connection, generation, run: run.clone() });
         let _tasks = self.look_after(generation);
@@ -195,7 +168,7 @@ impl SharedConnection {
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
         // The server's replicas may have moved to another master.
         let is_spent = is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error));
-        if is_spent && !self.is_cluster() {
+        if is_spent && !self.endpoint.is_cluster() {
             forget(&self.current, generation);
         }
     }
@@ -220,10 +193,4 @@ fn forget(current: &Current, generation: u64) {
     if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
         *current = None;
     }
-}
-
-/// Whether a connection that failed with this error is of no further use: broken, silent, or to a
-/// server that was demoted. The client library replaces a connection only in the first case.
-fn is_spent(error: &RedisError) -> bool {
-    error.is_timeout() || error.is_unrecoverable_error() || is_demoted(error)
 }

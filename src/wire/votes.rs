@@ -40,22 +40,6 @@ impl Votes {
         )
     }
 
-    /// In a quorum, discards the negative reply of a node that received the request twice: the
-    /// first delivery may have done it.
-    pub(crate) fn mark_negatives_unknown(&mut self) {
-        if self.deployment.decides_alone() {
-            return;
-        }
-        for (_, outcome) in &mut self.received {
-            if let Ok(reply) = outcome
-                && reply.is_number(0)
-                && let Some(failure) = reply.first_failure.clone()
-            {
-                *outcome = Err(failure);
-            }
-        }
-    }
-
     /// Waits for the remaining nodes, each with its own time limit.
     pub(crate) async fn wait(&mut self) {
         if let Some(mut rest) = self.rest.take() {

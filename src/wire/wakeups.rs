@@ -6,13 +6,12 @@
 //! keep the protocol of their URL. It carries no other traffic: see the page on connecting.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use redis::{Client, ConnectionAddr, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
@@ -44,19 +43,24 @@ pub(crate) struct WakeupSubscription {
 }
 
 impl WakeupSubscription {
-    /// Must be called on the client's runtime.
+    /// Must be called on the client's runtime. `name` is set in `CLIENT LIST`.
+    ///
+    /// With `verified_with`, on one node, the first subscription counts only after it has received
+    /// a message that was published through these nodes, unless the user may not publish.
     pub(crate) fn new(
         channel: String,
         wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
         deployment: Deployment,
         limit: Duration,
+        name: Option<String>,
+        verified_with: Option<Arc<Nodes>>,
     ) -> WakeupSubscription {
         WakeupSubscription {
             channel: channel.into(),
             wakeup_endpoints,
             limit,
-            name: None,
-            verified_with: None,
+            name: name.map(Arc::from),
+            verified_with,
             runtime: Handle::current(),
             mailboxes: Arc::new(Mailboxes::new(deployment)),
             tasks: Guarded::default(),
@@ -65,19 +69,6 @@ impl WakeupSubscription {
 
     pub(crate) fn channel(&self) -> &Arc<str> {
         &self.channel
-    }
-
-    /// Sets the connections' name in `CLIENT LIST`.
-    pub(crate) fn named(mut self, name: Option<String>) -> WakeupSubscription {
-        self.name = name.map(Arc::from);
-        self
-    }
-
-    /// On one node, the first subscription counts only after it has received a message that was
-    /// published through these nodes, unless the user may not publish.
-    pub(crate) fn verified_with(mut self, nodes: Arc<Nodes>) -> WakeupSubscription {
-        self.verified_with = Some(nodes);
-        self
     }
 
     /// Whether the place to subscribe was configured separately.
@@ -94,10 +85,7 @@ impl WakeupSubscription {
 
     /// The number of the present subscription, if there is one on a majority of nodes.
     pub(crate) fn subscription(&self) -> Option<u64> {
-        match self.mailboxes.subscription.load(Ordering::SeqCst) {
-            0 => None,
-            number => Some(number),
-        }
+        self.mailboxes.subscription()
     }
 
     /// Subscribes, unless that was begun before, and waits at most `limit` until it has
@@ -192,7 +180,7 @@ impl Subscriber {
         let mut has_failed = false;
         loop {
             match self.subscribe(verified_with.as_deref()).await {
-                Ok((client, connection, disconnected)) => {
+                Ok(subscription) => {
                     if std::mem::take(&mut has_failed) {
                         crate::traces::event!(
                             info, server = %self.endpoint.label(), "subscribed to wake-ups again"
@@ -203,10 +191,9 @@ impl Subscriber {
                     // requests.
                     verified_with = None;
                     pause = SUBSCRIBE_PAUSES.0;
-                    self.mailboxes.count_made();
                     self.mailboxes.set_state(self.place, SubscriptionState::Subscribed);
                     self.mailboxes.notify_all();
-                    until_lost(&self.endpoint, &client, connection, &disconnected).await;
+                    subscription.until_lost().await;
                     self.mailboxes.set_state(self.place, SubscriptionState::Connecting);
                 }
                 Err((state, _error)) => {
@@ -231,13 +218,12 @@ impl Subscriber {
     async fn subscribe(
         &self,
         verified_with: Option<&Nodes>,
-    ) -> Result<(Client, MultiplexedConnection, Arc<Notify>), (SubscriptionState, RedisError)> {
-        let disconnected = Arc::new(Notify::new());
-        let opened = timeout(self.limit, self.open(&disconnected)).await.unwrap_or_else(|_| Err(too_slow()));
-        let (client, mut connection) = opened.map_err(|error| (SubscriptionState::Failed, error))?;
+    ) -> Result<Subscription, (SubscriptionState, RedisError)> {
+        let opened = timeout(self.limit, self.open()).await.unwrap_or_else(|_| Err(too_slow()));
+        let mut subscription = opened.map_err(|error| (SubscriptionState::Failed, error))?;
         let decides_alone = |nodes: &&Nodes| nodes.deployment.decides_alone();
         let Some(node) = verified_with.filter(decides_alone).map(|nodes| nodes.node(0)) else {
-            return Ok((client, connection, disconnected));
+            return Ok(subscription);
         };
         let id = Uuid::new_v4();
         let mailbox = Mailbox::new(&self.mailboxes, id);
@@ -247,13 +233,13 @@ impl Subscriber {
         };
         match node.publish(&self.channel, &format!("{} verify", id.simple())).await {
             // Without the right to publish, scripts publish nothing, and waiters poll.
-            Ok(None) => return Ok((client, connection, disconnected)),
+            Ok(None) => return Ok(subscription),
             // A subscriber of a replica receives what a client publishes at its master, but not
             // what scripts publish, so the subscriber count decides. In a cluster any server
             // receives it, and the count is that of one server.
             Ok(Some(0)) if !node.is_cluster() => {
                 // The message is missing, or the subscription has broken meanwhile.
-                let is_there = redis::cmd("PING").query_async::<Value>(&mut connection).await.is_ok();
+                let is_there = subscription.replies().await;
                 return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });
             }
             Ok(Some(_)) => {}
@@ -261,26 +247,27 @@ impl Subscriber {
         }
         tokio::select! {
             received = timeout(self.limit, mailbox.wait()) => match received {
-                Ok(_) => Ok((client, connection, disconnected)),
+                Ok(_) => Ok(subscription),
                 Err(_) => Err(another()),
             },
-            () = disconnected.notified() => Err((SubscriptionState::Failed, too_slow())),
+            () = subscription.disconnected.notified() => Err((SubscriptionState::Failed, too_slow())),
         }
     }
 
-    /// Connects and subscribes. Messages go to `mailboxes`; `disconnected` is notified when the
-    /// connection breaks.
-    async fn open(&self, disconnected: &Arc<Notify>) -> Result<(Client, MultiplexedConnection), RedisError> {
+    /// Connects and subscribes. Messages go to `mailboxes`.
+    async fn open(&self) -> Result<Subscription, RedisError> {
+        let place_of_requests = self.endpoint.place();
         let found = self.endpoint.client().await?;
         let info = found.get_connection_info().clone();
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.set_redis_settings(settings))?;
-        let (mailboxes, disconnected, place) =
-            (Arc::clone(&self.mailboxes), Arc::clone(disconnected), self.place);
+        let disconnected = Arc::new(Notify::new());
+        let (mailboxes, notified, place) =
+            (Arc::clone(&self.mailboxes), Arc::clone(&disconnected), self.place);
         let on_push = move |push: PushInfo| -> Result<(), std::convert::Infallible> {
             match (push.kind, push.data.as_slice()) {
                 (PushKind::Message, [_, Value::BulkString(payload)]) => mailboxes.deliver(place, payload),
-                (PushKind::Disconnection | PushKind::Unsubscribe, _) => disconnected.notify_one(),
+                (PushKind::Disconnection | PushKind::Unsubscribe, _) => notified.notify_one(),
                 _ => {}
             }
             Ok(())
@@ -292,28 +279,51 @@ impl Subscriber {
         }
         self.endpoint.connected(&found, &mut connection).await;
         connection.subscribe(&*self.channel).await?;
-        Ok((found, connection))
+        let address = found.get_connection_info().addr().clone();
+        Ok(Subscription { address, connection, disconnected, place_of_requests })
     }
 }
 
-/// Returns once the subscription has broken, does not reply, or should move to another server.
-async fn until_lost(
-    endpoint: &WakeupEndpoint,
-    client: &Client,
-    mut connection: MultiplexedConnection,
-    disconnected: &Notify,
-) {
-    let moves = endpoint.moves_from(client);
-    tokio::pin!(moves);
-    loop {
-        tokio::select! {
-            () = disconnected.notified() => return,
-            () = &mut moves => return,
-            () = sleep(HEARTBEAT) => {
-                if redis::cmd("PING").query_async::<Value>(&mut connection).await.is_err() {
-                    return;
+struct Subscription {
+    address: ConnectionAddr,
+    connection: MultiplexedConnection,
+    /// Notified when the connection breaks.
+    disconnected: Arc<Notify>,
+    place_of_requests: Option<watch::Receiver<Option<ConnectionAddr>>>,
+}
+
+impl Subscription {
+    async fn replies(&mut self) -> bool {
+        redis::cmd("PING").query_async::<Value>(&mut self.connection).await.is_ok()
+    }
+
+    /// Returns once the subscription has broken, does not reply, or should move to another server.
+    async fn until_lost(mut self) {
+        let moves = moves_from(self.address.clone(), self.place_of_requests.take());
+        tokio::pin!(moves);
+        loop {
+            tokio::select! {
+                () = self.disconnected.notified() => return,
+                () = &mut moves => return,
+                () = sleep(HEARTBEAT) => {
+                    if !self.replies().await {
+                        return;
+                    }
                 }
             }
         }
     }
+}
+
+/// Returns once requests are sent elsewhere than before, and not to this server. Only a change
+/// counts: if two sentinels disagree, connections are not moved back and forth.
+async fn moves_from(here: ConnectionAddr, place: Option<watch::Receiver<Option<ConnectionAddr>>>) {
+    if let Some(mut place) = place {
+        while place.changed().await.is_ok() {
+            if place.borrow().as_ref() != Some(&here) {
+                return;
+            }
+        }
+    }
+    std::future::pending().await
 }

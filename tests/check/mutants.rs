@@ -4,6 +4,7 @@
 mod build;
 mod client_test_mutants;
 mod finding_mutants;
+mod lease_test_mutants;
 mod quorum_test_mutants;
 mod table;
 mod test_mutants;
@@ -21,6 +22,7 @@ use crate::support::Topology;
 use build::Tree;
 use client_test_mutants::CLIENT_TEST_MUTANTS;
 use finding_mutants::FINDING_MUTANTS;
+use lease_test_mutants::LEASE_TEST_MUTANTS;
 use quorum_test_mutants::QUORUM_TEST_MUTANTS;
 pub use table::MUTANTS;
 use test_mutants::TEST_MUTANTS;

@@ -14,7 +14,6 @@
 //! requests fail together.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::pin::pin;
 use std::slice;
 use std::sync::Arc;
@@ -70,12 +69,6 @@ pub(in crate::wire) struct Batcher {
     shared: Arc<BatchQueue>,
 }
 
-impl fmt::Debug for Batcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Batcher")
-    }
-}
-
 /// A connection, and the requests that wait for it.
 struct BatchQueue {
     connection: MultiplexedConnection,
@@ -84,7 +77,7 @@ struct BatchQueue {
 }
 
 /// The queued requests. While there are any, a batch is in flight: its task takes them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Gathered {
     requests: VecDeque<QueuedRequest>,
     /// How many were withdrawn since the queue was cleared of such ones.
@@ -111,7 +104,6 @@ fn least_batch(in_flight: usize) -> usize {
     (in_flight / PART_OF_IN_FLIGHT).clamp(WORTH_A_BATCH.min(in_flight), MAX_BATCH_SIZE).max(1)
 }
 
-#[derive(Debug)]
 struct QueuedRequest {
     request: PreparedCall,
     /// Written, or about to be; or withdrawn by its caller, so never written.
@@ -178,9 +170,8 @@ impl Batcher {
         match (&mut ticket.delivered).await {
             Ok(outcome) => outcome,
             // Requests before this one found the server silent or the connection broken.
-            Err(_) if self.shared.last_reply.has_failed() => Err(self.shared.last_reply.failure()),
-            // The batcher's runtime has shut down.
-            Err(_) => Err(closed()),
+            // Or the batcher's runtime has shut down.
+            Err(_) => Err(self.shared.last_reply.failure.get().cloned().unwrap_or_else(closed)),
         }
     }
 

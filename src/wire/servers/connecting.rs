@@ -22,11 +22,6 @@ impl Connecting {
         self.tries.load(Ordering::SeqCst)
     }
 
-    /// The number of a new attempt.
-    pub(super) fn next(&self) -> u64 {
-        self.tries.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
     /// Returns what there is by now, or connects. Attempts after `seen` count as the caller's own.
     pub(in crate::wire) async fn connect<T, F>(
         &self,
@@ -47,7 +42,7 @@ impl Connecting {
         {
             return Err(error);
         }
-        let number = self.next();
+        let number = self.tries.fetch_add(1, Ordering::SeqCst) + 1;
         let outcome = attempt(number).await;
         if let Err(error) = &outcome {
             let failure = Some((number, error.clone()));

@@ -1,6 +1,5 @@
 //! [`Connection`]: to one server or to a cluster.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,13 +110,12 @@ impl Connection {
         }
     }
 
-    /// How many of its connections to masters of a cluster were given up; `None` while one is
-    /// missing.
-    pub(in crate::wire) fn losses(&self) -> Option<u64> {
+    /// The number of its newest connection to a master of a cluster; `None` while one is missing.
+    pub(in crate::wire) fn newest(&self) -> Option<u64> {
         match self {
             Connection::Server(_) => Some(0),
             #[cfg(feature = "cluster")]
-            Connection::Cluster(masters) => masters.losses(),
+            Connection::Cluster(masters) => masters.newest(),
         }
     }
 
@@ -129,15 +127,5 @@ impl Connection {
             #[cfg(feature = "cluster")]
             Connection::Cluster(_) => false,
         }
-    }
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Connection::Server(_) => "Server",
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(_) => "Cluster",
-        })
     }
 }

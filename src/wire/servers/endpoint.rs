@@ -1,16 +1,14 @@
 //! [`Endpoint`]: how to connect to a server, to a pool's server, to the master that sentinels name,
 //! or to a cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, RedisError};
+use redis::{Client, ConnectionAddr, RedisError};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::sync::watch;
 
-use super::super::error_replies::too_slow;
 use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
@@ -43,9 +41,9 @@ pub(crate) enum Endpoint {
 
 impl Endpoint {
     /// Connects, and sets `name` in `CLIENT LIST` if there is one. Must be called on the client's
-    /// runtime.
+    /// runtime. The caller ends it after `limit`.
     pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
-        let connection = timeout(limit, self.open(limit, name)).await.map_err(|_| too_slow())??;
+        let connection = self.open(limit, name).await?;
         if let Some(name) = name.filter(|_| !self.is_cluster()) {
             set_name(name, async |naming| connection.query(&naming, limit).await).await?;
         }
@@ -79,7 +77,7 @@ impl Endpoint {
     }
 
     /// Connects once, or twice to the same server, so that a failover between the two does not
-    /// separate them.
+    /// separate them. The caller ends it after `limit`.
     pub(in crate::wire) async fn connect_pair(
         self,
         limit: Duration,
@@ -91,9 +89,7 @@ impl Endpoint {
         }
         let server = match &self {
             #[cfg(feature = "sentinel")]
-            Endpoint::Sentinel(sentinel) => {
-                Endpoint::Server(timeout(limit, sentinel.master()).await.map_err(|_| too_slow())??)
-            }
+            Endpoint::Sentinel(sentinel) => Endpoint::Server(sentinel.master().await?),
             server => (*server).clone(),
         };
         let (one, second) =
@@ -164,14 +160,8 @@ impl Endpoint {
     }
 }
 
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_cluster() { "Cluster" } else { "Server" })
-    }
-}
-
 /// A place to subscribe at.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum WakeupEndpoint {
     Server(Client),
@@ -215,15 +205,13 @@ impl WakeupEndpoint {
         }
     }
 
-    /// Returns once a request has found that another server is the one to subscribe at.
-    pub(in crate::wire) async fn moves_from(&self, client: &Client) {
+    /// Where requests are sent, if that may change. To be taken before [`client`](Self::client), so
+    /// that no change is missed while the subscription is made.
+    pub(in crate::wire) fn place(&self) -> Option<watch::Receiver<Option<ConnectionAddr>>> {
         match self {
             #[cfg(feature = "sentinel")]
-            WakeupEndpoint::Sentinel(sentinel) => sentinel.moves_from(client).await,
-            _ => {
-                let _ = client;
-                std::future::pending().await
-            }
+            WakeupEndpoint::Sentinel(sentinel) => Some(sentinel.place()),
+            _ => None,
         }
     }
 }

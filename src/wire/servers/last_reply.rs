@@ -10,15 +10,12 @@ use tokio::sync::SetOnce;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::error_replies::too_slow;
-
 /// How often a busy runtime's other tasks run before an expired timer is believed: one of those
 /// tasks reads from the connection.
 const YIELDS: u32 = 3;
 
 /// When a connection last delivered a reply. Requests on one connection are answered in order, so
 /// each reply says that the server works on the requests before the others.
-#[derive(Debug)]
 pub(super) struct LastReply {
     start: Instant,
     /// In nanoseconds since `start`; 0 before the first reply.
@@ -47,10 +44,6 @@ impl LastReply {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failure.get().is_some()
-    }
-
-    pub(super) fn failure(&self) -> RedisError {
-        self.failure.get().cloned().unwrap_or_else(too_slow)
     }
 
     /// Writes a request and waits for its reply. `None`: no request was answered for `limit`, so

@@ -15,28 +15,36 @@ use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
 use crate::guarded::Guarded;
 
+/// How a client connects to the masters of a cluster.
+pub(super) struct Dialing {
+    pub(super) limit: Duration,
+    /// The connections' name in `CLIENT LIST`.
+    pub(super) name: Option<String>,
+    /// Where connections are made and driven.
+    pub(super) runtime: Handle,
+    /// How many connections were made, to any master.
+    pub(super) made: AtomicU64,
+}
+
 /// A master, or a server that was named as one.
-#[derive(Debug)]
 pub(super) struct Master {
     pub(super) info: ConnectionInfo,
     pub(super) address: String,
     current: Guarded<Option<Live>>,
     connecting: Connecting,
-    /// How many connections were given up.
-    losses: AtomicU64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Live {
     pub(super) batcher: Arc<Batcher>,
+    /// Larger than that of each connection of this client that was made before.
     pub(super) number: u64,
 }
 
 impl Master {
     pub(super) fn new(info: ConnectionInfo) -> Master {
         let address = info.addr().to_string();
-        let (connecting, losses) = (Connecting::default(), AtomicU64::new(0));
-        Master { info, address, current: Guarded::default(), connecting, losses }
+        Master { info, address, current: Guarded::default(), connecting: Connecting::default() }
     }
 
     pub(super) fn current(&self) -> Option<Live> {
@@ -47,48 +55,37 @@ impl Master {
         let mut current = self.current.lock();
         if current.as_ref().is_some_and(|live| live.number == number) {
             *current = None;
-            self.losses.fetch_add(1, Ordering::SeqCst);
         }
-    }
-
-    pub(super) fn losses(&self) -> u64 {
-        self.losses.load(Ordering::SeqCst)
     }
 
     /// Returns the connection. If there is none, one is made on the client's runtime: it is of use
     /// to others even if this caller is not polled any more.
     pub(super) async fn live(
         self: &Arc<Master>,
-        (name, limit, runtime): (Option<&str>, Duration, &Handle),
+        dialing: &Arc<Dialing>,
         deadline: Instant,
     ) -> Result<Live, RedisError> {
         if let Some(live) = self.current() {
             return Ok(live);
         }
         let (this, seen) = (Arc::clone(self), self.connecting.latest());
-        let (name, driver) = (name.map(str::to_owned), runtime.clone());
-        let connecting = runtime.spawn(async move {
-            let attempt = |number| this.connect(number, name, limit, &driver);
-            this.connecting.connect(seen, || this.current(), attempt).await
+        let by = Arc::clone(dialing);
+        let connecting = dialing.runtime.spawn(async move {
+            this.connecting.connect(seen, || this.current(), |_| this.connect(&by)).await
         });
         let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
         connected.map_err(std::io::Error::other)?
     }
 
-    async fn connect(
-        &self,
-        number: u64,
-        name: Option<String>,
-        limit: Duration,
-        runtime: &Handle,
-    ) -> Result<Live, RedisError> {
+    async fn connect(&self, dialing: &Dialing) -> Result<Live, RedisError> {
+        let limit = dialing.limit;
         let opening = async {
             let mut connection = connect(&Client::open(self.info.clone())?, &unlimited(limit)).await?;
             let mut pipeline = redis::pipe();
             for command in introduction() {
                 pipeline.add_command(command);
             }
-            if let Some(name) = name {
+            if let Some(name) = &dialing.name {
                 pipeline.cmd("CLIENT").arg("SETNAME").arg(name);
             }
             pipeline.cmd("PING");
@@ -100,7 +97,8 @@ impl Master {
             Ok(connection) => connection,
             Err(failure) => return Err(explain(&self.info, failure, limit / EXPLAINING).await),
         };
-        let batcher = Arc::new(Batcher::new(connection, limit, runtime));
+        let batcher = Arc::new(Batcher::new(connection, limit, &dialing.runtime));
+        let number = dialing.made.fetch_add(1, Ordering::SeqCst) + 1;
         let live = Live { batcher, number };
         *self.current.lock() = Some(live.clone());
         Ok(live)

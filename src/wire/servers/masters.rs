@@ -16,12 +16,12 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::super::error_replies::{is_broken, is_demoted, too_slow};
+use super::super::error_replies::{is_broken, is_spent, too_slow};
 use super::super::request::{Batch, PreparedCall, Slot, TimedReply};
 use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::first_reply::first_reply;
-use super::master::Master;
+use super::master::{Dialing, Master};
 use super::seeds::{Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, last};
 use super::slot_table::{CLUSTER_DOWN, SlotTable, master_at, not_in_a_cluster, slot_of, unserved};
@@ -38,14 +38,9 @@ const PARTS: u32 = 8;
 const LEARNING_PAUSE: Duration = Duration::from_millis(100);
 
 /// The masters of a cluster. A master that hangs delays only the requests for its own slots.
-#[derive(Debug)]
 pub(in crate::wire) struct Masters {
     seeds: Arc<Seeds>,
-    limit: Duration,
-    /// The connections' name in `CLIENT LIST`.
-    name: Option<String>,
-    /// Where connections are made and driven.
-    runtime: Handle,
+    dialing: Arc<Dialing>,
     table: RwLock<SlotTable>,
     learning: Connecting,
     /// How often the slots were learned.
@@ -62,11 +57,10 @@ impl Masters {
         limit: Duration,
         name: Option<&str>,
     ) -> Result<Arc<Masters>, RedisError> {
+        let (name, runtime) = (name.map(str::to_owned), Handle::current());
         let masters = Arc::new(Masters {
             seeds,
-            limit,
-            name: name.map(str::to_owned),
-            runtime: Handle::current(),
+            dialing: Arc::new(Dialing { limit, name, runtime, made: AtomicU64::new(0) }),
             table: RwLock::default(),
             learning: Connecting::default(),
             lessons: AtomicU64::new(0),
@@ -78,7 +72,7 @@ impl Masters {
     }
 
     pub(super) fn limit(&self) -> Duration {
-        self.limit
+        self.dialing.limit
     }
 
     /// Sends a call to the master of its slot, when its turn comes there.
@@ -115,7 +109,7 @@ impl Masters {
         command: &Cmd,
         limit: Duration,
     ) -> Result<Value, RedisError> {
-        let deadline = Instant::now() + limit.min(self.limit);
+        let deadline = Instant::now() + limit.min(self.limit());
         match slot_of(command) {
             None => self.send_to_any(command, deadline).await,
             slot => self.send_to(&self.master_of(slot, deadline).await?, command, deadline).await,
@@ -183,10 +177,10 @@ impl Masters {
             return;
         }
         let (this, without) = (Arc::clone(self), without.map(str::to_owned));
-        self.runtime.spawn(async move {
+        self.dialing.runtime.spawn(async move {
             // It outlives the client by at most this. A failure is found again by the next request.
-            let _ = timeout(this.limit, this.learn(without.as_deref())).await;
-            sleep(LEARNING_PAUSE.min(this.limit)).await;
+            let _ = timeout(this.limit(), this.learn(without.as_deref())).await;
+            sleep(LEARNING_PAUSE.min(this.limit())).await;
             this.is_learning.store(false, Ordering::SeqCst);
         });
     }
@@ -211,10 +205,11 @@ impl Masters {
         replies
     }
 
-    /// How many connections to masters were given up, if there is one to each.
-    pub(super) fn losses(&self) -> Option<u64> {
-        let of = |master: &Arc<Master>| master.current().map(|_| master.losses());
-        self.table(|table| table.masters.values().map(of).sum())
+    /// The number of the newest connection, if there is one to each master. A count of those that
+    /// were given up would not do: that of a master goes with it when a replica takes over.
+    pub(super) fn newest(&self) -> Option<u64> {
+        let newest = |so_far: u64, master: &Arc<Master>| Some(so_far.max(master.current()?.number));
+        self.table(|table| table.masters.values().try_fold(0, newest))
     }
 
     /// Tries one master after the other, those first that are connected.
@@ -233,7 +228,7 @@ impl Masters {
                 }
             }
         });
-        let first = first_reply(&self.runtime, tries, 1, self.limit / PARTS);
+        let first = first_reply(&self.dialing.runtime, tries, 1, self.limit() / PARTS);
         timeout_at(deadline, first).await.map_err(|_| too_slow())??
     }
 
@@ -256,7 +251,7 @@ impl Masters {
         deadline: Instant,
         send: impl AsyncFnOnce(Arc<Batcher>) -> R,
     ) -> Result<R, RedisError> {
-        let live = match master.live((self.name.as_deref(), self.limit, &self.runtime), deadline).await {
+        let live = match master.live(&self.dialing, deadline).await {
             Ok(live) => live,
             Err(error) => {
                 self.learn_later(Some(&master.address));
@@ -269,7 +264,7 @@ impl Masters {
         let start = Instant::now();
         let replies = send(Arc::clone(&live.batcher)).await;
         for error in replies.as_ref().iter().filter_map(|reply| reply.as_ref().err()) {
-            let is_spent = is_broken(error) || is_demoted(error);
+            let is_spent = is_spent(error);
             // A connection that delivers other replies meanwhile is busy, not silent.
             if is_spent && !(error.is_timeout() && live.batcher.has_replied_since(start)) {
                 master.drop_if(live.number);
@@ -301,11 +296,11 @@ impl Masters {
     async fn learn(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
         let (seen, lessons) = (self.learning.latest(), self.lessons.load(Ordering::SeqCst));
         let (this, without) = (Arc::clone(self), without.map(str::to_owned));
-        let learning = self.runtime.spawn(async move {
+        let learning = self.dialing.runtime.spawn(async move {
             let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());
             let attempt = |_| async {
                 let learning = this.learn_once(without.as_deref());
-                timeout(this.limit, learning).await.unwrap_or_else(|_| Err(too_slow()))
+                timeout(this.limit(), learning).await.unwrap_or_else(|_| Err(too_slow()))
             };
             this.learning.connect(seen, has_learned, attempt).await
         });
@@ -322,13 +317,13 @@ impl Masters {
         }
         masters.retain(|master| without != Some(master.address.as_str()));
         let is_connected = masters.first().is_some_and(|master| master.current().is_some());
-        let deadline = Instant::now() + self.limit;
+        let deadline = Instant::now() + self.limit();
         let tries = masters.into_iter().map(|master| {
             let this = Arc::clone(self);
             async move { this.slots_of(&master, deadline).await.map(|slots| (slots, master)) }
         });
         let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
-        let (slots, from) = first_reply(&self.runtime, tries, at_once, self.limit / PARTS).await?;
+        let (slots, from) = first_reply(&self.dialing.runtime, tries, at_once, self.limit() / PARTS).await?;
         self.seeds.replace_others(&slots, &from.info);
         self.table_mut(|table| table.adopt(&slots, &from));
         self.lessons.fetch_add(1, Ordering::SeqCst);
@@ -341,7 +336,7 @@ impl Masters {
         master: &Arc<Master>,
         deadline: Instant,
     ) -> Result<Vec<Vec<Value>>, RedisError> {
-        let live = master.live((self.name.as_deref(), self.limit, &self.runtime), deadline).await?;
+        let live = master.live(&self.dialing, deadline).await?;
         match ask_slots(&mut live.batcher.connection(left_until(deadline))).await? {
             slots if slots.is_empty() => Err(not_in_a_cluster(&master.address)),
             slots => Ok(slots),

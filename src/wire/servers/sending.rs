@@ -51,7 +51,8 @@ pub(super) fn last<T>(mut replies: Vec<Result<T, RedisError>>) -> Result<T, Redi
     replies.pop().unwrap_or_else(|| Err(too_slow()))
 }
 
-/// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.
+/// Sends commands together, at least one, and returns a reply for each, even if the pipeline fails
+/// as a whole.
 pub(super) async fn pipeline(
     mut connection: MultiplexedConnection,
     requests: Vec<Cmd>,
@@ -63,9 +64,6 @@ pub(super) async fn pipeline(
     let mut pipeline = Pipeline::with_capacity(requests.len());
     for request in requests {
         pipeline.add_command(request);
-    }
-    if pipeline.is_empty() {
-        return Vec::new();
     }
     let count = pipeline.len();
     measure::sent(count);

@@ -131,16 +131,9 @@ impl SentinelMaster {
         });
     }
 
-    /// Returns once requests are sent elsewhere than before, and not to this server. Only a change
-    /// counts: if two sentinels disagree, connections are not moved back and forth.
-    pub(super) async fn moves_from(&self, client: &Client) {
-        let mut place = self.place.subscribe();
-        let here = client.get_connection_info().addr();
-        while place.changed().await.is_ok() {
-            if place.borrow().as_ref() != Some(here) {
-                return;
-            }
-        }
+    /// Where requests are sent.
+    pub(super) fn place(&self) -> watch::Receiver<Option<ConnectionAddr>> {
+        self.place.subscribe()
     }
 
     /// Queries one sentinel in the documented way. Not `SENTINEL MASTERS`: that lists a replaced

@@ -14,7 +14,7 @@ pub(super) const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::Cl
 
 const SLOTS: u16 = 16_384;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct SlotTable {
     pub(super) slots: HashMap<Slot, Arc<Master>>,
     /// By address.

@@ -2,6 +2,7 @@
 
 use super::{Case, Hold, PROMPT, Verdict};
 use crate::clock::STEP;
+use crate::history::Verb;
 use crate::plan::{LOCAL_TURN, TTL};
 use crate::support::Kind;
 use crate::workload::LOCKS;
@@ -19,7 +20,9 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
         let mut turn_began = None; // with this hold of the client
         for pair in holds.windows(2) {
             let [hold, next] = pair else { continue };
-            let is_kept = next.worker() == hold.worker();
+            // One of several locks is held long before the whole set is. Meanwhile a task of the
+            // same client has a place in the queue, before that of others.
+            let is_kept = next.worker() == hold.worker() && hold.verb != Verb::All;
             let first = turn_began.unwrap_or(*hold);
             turn_began = is_kept.then_some(first);
             if is_kept

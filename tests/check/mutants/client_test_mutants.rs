@@ -76,8 +76,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "revoked-lease-reported-as-lost",
         edits: &[edit(
             "src/lease/renewal.rs",
-            "schedule.remove(lease, LeaseEnd::Revoked);",
-            "schedule.remove(lease, LeaseEnd::Lost);",
+            "self.lose(schedule, lease, LeaseEnd::Revoked, reports);",
+            "self.lose(schedule, lease, LeaseEnd::Lost, reports);",
         )],
         test: "lease::end::lease_end_is_revoked_after_force_release",
     },

@@ -27,8 +27,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "lost-lease-stays-on-a-minority",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "            // A minority may still hold it.\n            self.abandon_everywhere(&mut schedule, lease, reports);\n",
-            to: "",
+            from: "if how == LeaseEnd::Lost || !self.nodes.deployment.decides_alone() {",
+            to: "if how == LeaseEnd::Lost {",
         }],
         test: "quorum::leases::quorum_lease_is_lost_after_a_majority_lost_it",
     },
@@ -118,8 +118,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "lease-lost-late-not-released",
         edits: &[Edit {
             file: "src/lease/renewal.rs",
-            from: "        schedule.remove(lease, LeaseEnd::Lost);\n        self.abandon_everywhere(&mut schedule, lease, reports);\n",
-            to: "        schedule.remove(lease, LeaseEnd::Lost);\n",
+            from: "if how == LeaseEnd::Lost || !self.nodes.deployment.decides_alone() {",
+            to: "if how != LeaseEnd::Lost && !self.nodes.deployment.decides_alone() {",
         }],
         test: "suite::mutex_standalone_push_resp2::lost_lease_is_released_once_replies_arrive",
     },
@@ -159,8 +159,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "broken-subscriptions-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
-            from: "            () = disconnected.notified() => return,\n",
-            to: "            () = disconnected.notified() => {}\n",
+            from: "                () = self.disconnected.notified() => return,\n",
+            to: "                () = self.disconnected.notified() => {}\n",
         }],
         test: "suite::mutex_quorum3_push_resp3::waiter_is_notified_after_its_subscription_broke",
     },

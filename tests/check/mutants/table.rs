@@ -67,13 +67,13 @@ pub const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: "src/lease/cohort.rs",
-                from: "                    cohort.end();\n",
-                to: "                    drop(cohort);\n",
+                from: "for_each(|cohort| cohort.end());",
+                to: "for_each(drop);",
             },
             Edit {
                 file: "src/lease/cohort.rs",
-                from: "        Moment::now() < self.until\n",
-                to: "        true\n",
+                from: "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
+                to: "true\n",
             },
         ],
         setting: LINGERING,

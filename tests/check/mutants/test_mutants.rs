@@ -127,8 +127,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "broken-subscription-noticed-by-heartbeat",
         edits: &[Edit {
             file: "src/wire/wakeups.rs",
-            from: "            () = disconnected.notified() => return,\n",
-            to: "            () = disconnected.notified() => {}\n",
+            from: "                () = self.disconnected.notified() => return,\n",
+            to: "                () = self.disconnected.notified() => {}\n",
         }],
         test: "standalone::wakeups::waiters_poll_as_soon_as_a_broken_subscription_is_replaced",
     },

@@ -41,12 +41,12 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "passed-after-the-turn",
         edits: &[
+            edit("src/lease/cohort.rs", "for_each(|cohort| cohort.end());", "for_each(drop);"),
             edit(
                 "src/lease/cohort.rs",
-                "                    cohort.end();\n",
-                "                    drop(cohort);\n",
+                "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
+                "true\n",
             ),
-            edit("src/lease/cohort.rs", "        Moment::now() < self.until\n", "        true\n"),
             edit("src/lease/attempt.rs", "self.reserved.passes_left.load(Ordering::Relaxed) > 0", "true"),
         ],
         test: "suite::mutex_standalone_push_resp2::other_clients_have_their_turn",
@@ -56,8 +56,8 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         edits: &[
             edit(
                 "src/lease/owned_lease.rs",
-                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {\n            return false;\n        }\n",
-                "        client.keeper.forget(&self.lease, LeaseEnd::Released);\n",
+                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {\n            self.call",
+                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released && false {\n            self.call",
             ),
             edit(
                 "src/lease/owned_lease.rs",
@@ -69,11 +69,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "hold-without-a-receiver-kept",
-        edits: &[edit(
-            "src/lease/cohort.rs",
-            "                    cohort.end();\n",
-            "                    drop(cohort);\n",
-        )],
+        edits: &[edit("src/lease/cohort.rs", "for_each(|cohort| cohort.end());", "for_each(drop);")],
         test: "suite::mutex_standalone_push_resp2::a_passed_hold_without_a_receiver_is_released",
     },
     TestMutant {
@@ -130,19 +126,19 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "joint-hold-lingers-after-its-readers",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "        state.expects_waiters = false;\n        if state.leaving",
-            "        if state.leaving",
+            "        state.expects_waiters = false;\n        if let",
+            "        if let",
         )],
-        test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
+        test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
     },
     TestMutant {
         name: "last-reader-waits-for-no-reply",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "        if is_last && hold.is_none() {",
-            "        if false && is_last && hold.is_none() {",
+            "            let _in_time = client.with_runtime(released).await;\n",
+            "            drop(released);\n",
         )],
-        test: "suite::read_standalone_push_resp2::a_task_that_is_not_polled_keeps_no_hold",
+        test: "standalone::dropped_guards::the_last_reader_waits_for_the_release_of_a_dropped_guard",
     },
     TestMutant {
         name: "joint-hold-waits-for-other-options",
@@ -151,14 +147,14 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "            request.client.joint_queues.end_turn(&request.name);\n",
             "",
         )],
-        test: "suite::read_standalone_poll_resp2::a_task_with_other_options_keeps_no_hold",
+        test: "suite::read_standalone_push_resp2::a_task_with_other_options_keeps_no_hold",
     },
     TestMutant {
         name: "reader-joins-a-leaked-hold",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "state.hold.is_none() || state.is_leaked {",
-            "state.hold.is_none() {",
+            "state.hold.is_none() || state.is_leaked || state.has_ended {",
+            "state.hold.is_none() || state.has_ended {",
         )],
         test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
     },
@@ -220,5 +216,41 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "places.add_permits(behind.min(0))",
         )],
         test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
+    },
+    TestMutant {
+        name: "late-reader-waits-behind-newer-ones",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "if was_late || !front.is_one_of_several() {",
+            "if was_late & false || !front.is_one_of_several() {",
+        )],
+        test: "suite::read_standalone_push_resp2::a_reader_that_is_late_twice_asks_for_itself",
+    },
+    TestMutant {
+        name: "earlier-turn-of-readers-lasts",
+        edits: &[edit(
+            "src/lease/local_queue.rs",
+            ".into_iter().for_each(|earlier| earlier.end());",
+            ".into_iter().for_each(drop);",
+        )],
+        test: "suite::read_standalone_push_resp2::nothing_is_left_after_the_last_release",
+    },
+    TestMutant {
+        name: "passed-hold-is-not-settled",
+        edits: &[edit(
+            "src/lease/client.rs",
+            ".into_iter().for_each(LocalQueues::end_turns);",
+            ".into_iter().for_each(drop);",
+        )],
+        test: "suite::mutex_standalone_push_resp2::a_passed_hold_is_released_before_all_is_settled",
+    },
+    TestMutant {
+        name: "nested-grant-shows-no-loss",
+        edits: &[edit(
+            "src/lease/schedule.rs",
+            "siblings.any(|sibling| sibling.fencing_token() != lease.fencing_token())",
+            "siblings.any(|sibling| sibling.fencing_token() != sibling.fencing_token())",
+        )],
+        test: "suite::reentrant_standalone_push_resp2::nested_grant_shows_the_loss_of_the_outer_hold",
     },
 ];

@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks};
+use redlatch::{Error, LeaseEnd, Locks};
 use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::failover::{
     Contention, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, impatient, stat, urls,
 };
-use crate::support::{Deployment, Kind, Proxy, Stopwatch, Topology, eventually, notified_only, soon, ttl};
+use crate::support::{
+    Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient, soon, ttl,
+};
 
 /// A TTL whose leases are renewed every second. If no renewal waits for another master, which takes
 /// a node timeout, they are valid for at least `LEFT` at any time.
@@ -88,6 +90,34 @@ async fn cluster_clients_continue_after_a_master_was_killed() {
     println!("valid for at least {:?}, expected {LEFT:?}", watch.least());
     assert!(watch.least() > LEFT, "a renewal was late: valid for only {:?}", watch.least());
     drop((elsewhere, later, locks, others));
+    for master in deployment.masters() {
+        master.assert_nothing_left().await;
+    }
+}
+
+/// A replica replaces a master of which the client has never lost a connection. The connection to
+/// it is a new one, so the client asks about its leases there: the next renewal is minutes away,
+/// and another client could have the lock for so long.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_lease_that_a_new_master_misses_is_asked_about() {
+    let mut deployment = Deployment::start(Topology::Cluster).await;
+    deployment.allow_failover().await;
+    let here = tag_at(&deployment, 0).await;
+    let locks = open(&deployment, patient().ttl(Duration::from_secs(600))).await;
+    let other = locks.mutex(format!("{here}other")).unwrap().lock().await.unwrap();
+    let master = &deployment.masters()[0];
+    let pings = stat(master, "ping", "calls").await;
+    let checked = || async { stat(master, "ping", "calls").await > pings + 3 };
+    eventually("the client checks its connections", checked).await;
+    cut_off(master, &[&deployment.replicas()[0]]).await;
+    let missed = locks.mutex(format!("{here}missed")).unwrap().lock().await.unwrap();
+    deployment.masters_mut()[0].kill();
+    deployment.replicas()[0].resume();
+    deployment.has_failed_over(0).await;
+    assert_eq!(soon("the client asks about it", missed.lease().lost()).await, LeaseEnd::Revoked);
+    assert!(!other.lease().is_lost(), "the replica has this one");
+    other.release().await.unwrap();
+    drop((missed, locks));
     for master in deployment.masters() {
         master.assert_nothing_left().await;
     }
@@ -204,6 +234,30 @@ async fn cluster_calls_that_are_not_polled_do_not_hide_a_failover() {
     deployment.masters_mut()[0].kill();
     deployment.has_failed_over(0).await;
     let lock = Kind::Mutex.lock(&locks, &format!("{here}after"));
+    eventually("served by the replica", || async { lock.try_lock().await.is_ok() }).await;
+}
+
+/// All servers hang for longer than the client tries to learn the slots. It learns them again after
+/// a later failover.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_failover_is_followed_after_the_slots_could_not_be_learned() {
+    let mut deployment = Deployment::start(Topology::Cluster).await;
+    let here = tag_at(&deployment, 0).await;
+    let locks = open(&deployment, notified_only()).await;
+    let lock = Kind::Mutex.lock(&locks, &format!("{here}later"));
+    lock.lock().await.unwrap().release().await.unwrap();
+    deployment.all().for_each(Server::pause);
+    // The first failure makes the client ask for the slots. It stops after a node timeout, which is
+    // what each further call takes as well.
+    for _ in 0..3 {
+        let outcome = lock.try_lock().await;
+        assert!(outcome.is_err(), "{outcome:?}");
+    }
+    deployment.all().for_each(Server::resume);
+    eventually("the master serves again", || async { lock.try_lock().await.is_ok() }).await;
+    deployment.allow_failover().await;
+    deployment.masters_mut()[0].kill();
+    deployment.has_failed_over(0).await;
     eventually("served by the replica", || async { lock.try_lock().await.is_ok() }).await;
 }
 

@@ -1,9 +1,9 @@
 //! Requests that arrive late: a release of a partial grant after a later grant, and a release whose
 //! caller was dropped.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redlatch::Locks;
+use redlatch::{Locks, Options};
 use tokio::time::sleep;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, options};
@@ -111,4 +111,39 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
     client.settled().await;
     drop((client, pair));
     quorum.finish_behind(proxies).await;
+}
+
+/// Two of three nodes grant the lock. One of them gets its request late, as the client first has to
+/// connect to it. The lease counts from the request to the other one, where it expires earlier.
+///
+/// Not for readers: they may need another request, to agree on a token, and count from that.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_lease_counts_from_the_first_request() {
+    const TTL: Duration = Duration::from_secs(30);
+    let options = Options::new().node_timeout(Duration::from_secs(15)).ttl(TTL);
+    let mut quorum = Quorum::start(3).await;
+    for kind in ALONE {
+        quorum.kill(0b010);
+        let client = quorum.client(options.clone()).await;
+        quorum.restart(0b010).await;
+        quorum.hang(0b010);
+        quorum.kill(0b100);
+        let lock = kind.lock(&client, kind.name());
+        let acquiring = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await }
+        });
+        quorum.wait_for(0b001, 0b001, &lock).await;
+        let granted = Instant::now();
+        // Twice what is subtracted for the drift of clocks: with less, no test could tell.
+        sleep(TTL / 50).await;
+        quorum.resume(0b010);
+        let guard = soon("a majority grants the lock", acquiring).await.unwrap().unwrap();
+        let until = guard.lease().valid_until();
+        assert!(until <= granted + TTL, "{}: one node may have it no longer by then", kind.name());
+        quorum.restart(0b100).await;
+        guard.release().await.unwrap();
+        client.settled().await;
+    }
+    quorum.finish().await;
 }

@@ -1,6 +1,8 @@
-//! Nodes lose a lease one after the other, and no majority confirms it meanwhile.
+//! Nodes lose a lease one after the other. It ends unless a majority confirms it meanwhile.
 
 use std::time::Duration;
+
+use redlatch::Renewal;
 
 use super::{KINDS, Quorum, options};
 use crate::support::{eventually, soon};
@@ -42,4 +44,72 @@ async fn quorum_lease_does_not_pass_from_node_to_node() {
         drop(client);
         quorum.finish().await;
     }
+}
+
+/// One of three nodes loses the lease while the others are silent, and all three confirm it later.
+/// Then another node loses it: that one alone is no majority.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_lease_survives_a_loss_after_a_majority_confirmed_it() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    let client = quorum.client_behind(&proxies, options().ttl(Duration::from_secs(15))).await;
+    let mut held = Vec::new();
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        held.push((quorum.take(&lock).await, lock));
+    }
+    proxies[1..].iter().for_each(|proxy| proxy.hold_requests(true));
+    for (_, lock) in &held {
+        quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;
+    }
+    for (_, lock) in &held {
+        quorum.wait_for(0b001, 0b001, lock).await; // a batch without a majority repairs it
+    }
+    let before: Vec<_> = held.iter().map(|(guard, _)| guard.lease().valid_until()).collect();
+    proxies[1..].iter().for_each(|proxy| proxy.hold_requests(false));
+    for ((guard, _), before) in held.iter().zip(before) {
+        let is_confirmed = || guard.lease().valid_until() > before + Duration::from_secs(1);
+        eventually("a majority confirms the lease", || async { is_confirmed() }).await;
+    }
+    for (_, lock) in &held {
+        quorum.run::<u64>(0b010, &["DEL", lock.key()]).await;
+    }
+    for (guard, lock) in held {
+        eventually("a batch finds that it is lost there", || async {
+            guard.lease().is_lost() || quorum.having(0b111, lock.key()).await == 0b111
+        })
+        .await;
+        assert!(!guard.lease().is_lost(), "one node of three has lost {}", lock.key());
+        guard.release().await.unwrap();
+    }
+    client.settled().await;
+    drop(client);
+    quorum.finish_behind(proxies).await;
+}
+
+/// A downgrade succeeds while one node has lost the lease and another one is silent, since that may
+/// still have it. But it has the old hold, so the new lease is not trusted for longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_downgraded_lease_ends_with_the_old_hold_of_a_silent_node() {
+    let (short, long) = (Duration::from_secs(30), Duration::from_secs(120));
+    let quorum = Quorum::start(3).await;
+    // Without renewals: one may reach a majority soon.
+    let options = options().renewal(Renewal::Never).ttl(long).write_ttl(short);
+    let client = quorum.client(options).await;
+    let lock = client.rwlock("downgraded").unwrap();
+    let key = "lock:downgraded";
+    let write = lock.write().await.unwrap();
+    eventually("all nodes have it", || async { quorum.having(0b111, key).await == 0b111 }).await;
+    let until = write.lease().valid_until();
+    quorum.run::<u64>(0b010, &["DEL", key]).await;
+    quorum.hang(0b100);
+    let read = write.downgrade().await.unwrap();
+    // Two readings of one end differ a little.
+    assert!(read.lease().valid_until() < until + (long - short) / 2);
+    quorum.resume(0b100);
+    drop(read);
+    client.settled().await;
+    eventually("no node has it", || async { quorum.having(0b111, key).await == 0 }).await;
+    drop((lock, client));
+    quorum.finish().await;
 }

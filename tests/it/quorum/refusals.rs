@@ -1,11 +1,21 @@
-//! Requests that a majority refuses while another node grants them, and replies that disagree.
+//! Requests that some nodes refuse while others grant them, and replies that disagree.
 
 use std::time::Duration;
 
 use redlatch::{Error, Locks, Owner, Renewal};
 
-use super::{ALONE, KINDS, Quorum, no_quorum, options};
-use crate::support::{eventually, soon};
+use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, no_quorum, options};
+use crate::support::{AnyLock, Kind, Stopwatch, eventually, soon};
+
+/// Makes these nodes accept a token that is an hour ahead of the clock, and returns it. They
+/// refuse the first token that a client proposes, as too small.
+async fn accept_token_far_ahead(quorum: &Quorum, among: u32, lock: &AnyLock) -> u64 {
+    let fence = format!("{{{}}}:fence", lock.key());
+    let clock: Vec<u64> = quorum.servers[1].run(&["TIME"]).await;
+    let ahead = (clock[0] + 3_600) * 1_000_000;
+    quorum.run::<String>(among, &["SET", &fence, &ahead.to_string(), "PX", "86400000"]).await;
+    ahead
+}
 
 /// On two of three nodes the key is not a lock. The third grants it, and that grant is released.
 #[tokio::test(flavor = "multi_thread")]
@@ -46,10 +56,7 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
         quorum.take(&lock).await.release().await.unwrap();
         eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
         let before = quorum.servers[0].scripts_run().await;
-        let fence = format!("{{{}}}:fence", lock.key());
-        let clock: Vec<u64> = quorum.servers[1].run(&["TIME"]).await;
-        let ahead = ((clock[0] + 3_600) * 1_000_000).to_string();
-        quorum.run::<String>(0b110, &["SET", &fence, &ahead, "PX", "86400000"]).await;
+        accept_token_far_ahead(&quorum, 0b110, &lock).await;
         for place in [1, 2] {
             proxies[place].hold_replies(true);
         }
@@ -82,15 +89,41 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
         for place in [1, 2] {
             proxies[place].slow_down(None);
         }
+        let start = Stopwatch::start();
         quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "0"]).await;
         eventually("the first node has released it", || async {
             quorum.having(0b001, lock.key()).await == 0
         })
         .await;
+        assert!(start.undisturbed() < CLEANED, "{kind:?}: {start:?} of a TTL of 30 s");
         held.release().await.unwrap();
     }
     drop(other);
     quorum.finish_behind(proxies).await;
+}
+
+/// Two of three nodes grant the lock, and the third refuses the token as too small. The lease must
+/// not stay on a bare majority for a third of its TTL, until its first regular renewal: it is
+/// repaired on the third node long before.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_lease_is_soon_repaired_on_a_node_that_refused_its_token() {
+    let quorum = Quorum::start(3).await;
+    let options = options().node_timeout(Duration::from_secs(10)).ttl(Duration::from_secs(60));
+    let client = quorum.client(options).await;
+    for kind in ALONE {
+        let lock = kind.lock(&client, kind.name());
+        let ahead = accept_token_far_ahead(&quorum, 0b100, &lock).await;
+        let guard = lock.lock().await.unwrap();
+        let start = Stopwatch::start();
+        assert!(guard.token() < ahead, "{kind:?}: the third node has refused it");
+        quorum.wait_for(0b111, 0b111, &lock).await;
+        assert!(start.undisturbed() < CLEANED, "{kind:?}: {start:?} of a TTL of 60 s");
+        assert!(!guard.lease().is_lost());
+        guard.release().await.unwrap();
+    }
+    client.settled().await;
+    drop(client);
+    quorum.finish().await;
 }
 
 /// Of three nodes, one is dead, one confirms and one refuses.
@@ -164,4 +197,26 @@ async fn quorum_refuses_one_of_two_upgrades_while_a_node_is_dead() {
     }
     drop((one, other));
     quorum.finish_behind(proxies).await;
+}
+
+/// One node refuses the release for good, and one does not answer. Both may still hold the lock, so
+/// a close must not return as if it were released.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_close_reports_a_lock_that_a_majority_may_hold() {
+    let quorum = Quorum::start(3).await;
+    let client = quorum.client(options()).await;
+    let lock = Kind::Mutex.lock(&client, "left");
+    let guard = quorum.take(&lock).await;
+    quorum.run::<()>(0b001, &["ACL", "SETUSER", "default", "-evalsha", "-eval"]).await;
+    quorum.hang(0b010);
+    let outcome = client.close(3 * TIMEOUT).await;
+    assert!(matches!(&outcome, Err(Error::Unreleased { count: 1, .. })), "{outcome:?}");
+    quorum.resume(0b010);
+    eventually("it is released where it can be", || async { quorum.having(0b110, lock.key()).await == 0 })
+        .await;
+    soon("nothing is tried any more", client.settled()).await;
+    quorum.run::<()>(0b001, &["ACL", "SETUSER", "default", "+@all"]).await;
+    quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;
+    drop((guard, lock, client));
+    quorum.finish().await;
 }

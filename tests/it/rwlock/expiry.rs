@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Mode, Options, Owner, Renewal};
+use redlatch::{Error, LeaseEnd, Mode, Options, Owner, Renewal};
 
 use super::{client, notified_only, queued};
 use crate::support::{Oracle, Server, Stopwatch, eventually, patient, soon};
@@ -207,5 +207,47 @@ async fn rwlock_standalone_live_reader_blocks_writer_among_thousands_of_dead() {
         assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
     }
     drop(lock);
+    server.assert_nothing_left().await;
+}
+
+/// A renewal by hand finds that one hold of an owner is lost. The other hold is asked about at
+/// once, although its own next renewal is due only after minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_renewal_by_hand_finds_losses_of_both_sides() {
+    let server = Server::start().await;
+    let locks = server.locks_with(patient().ttl(Duration::from_secs(900))).await;
+    let lock = locks.rwlock("sides").unwrap();
+    let owner = Owner::new();
+    let write = lock.with_owner(&owner).write().await.unwrap();
+    let read = lock.with_owner(&owner).read().await.unwrap();
+    server.run::<u64>(&["DEL", "lock:sides"]).await;
+    let renewed = write.lease().renew().await;
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
+    assert_eq!(soon("the other loss is known", read.lease().lost()).await, LeaseEnd::Revoked);
+}
+
+/// Another client revokes the hold under which tasks of this client read, and a renewal by hand
+/// finds that. A task that reads now must not join the lost hold: it gets one of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn rwlock_standalone_reader_does_not_join_a_lost_hold() {
+    let server = Server::start().await;
+    // Tasks may join a hold for as long as possible: for a local turn, or a quarter of the TTL.
+    let options = patient().local_turn(Duration::from_secs(10)).ttl(Duration::from_secs(60));
+    let lock = server.locks_with(options).await.rwlock("rw").unwrap();
+    let other = client(&server, patient()).await;
+    let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
+    assert_eq!(server.lock_state(lock.name()).await.readers.len(), 1, "tasks join the hold");
+    assert!(other.force_release_read().await.unwrap());
+    let renewed = first.lease().renew().await;
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
+    let next = lock.read().await.unwrap();
+    assert!(!next.lease().is_lost(), "the task has joined the lost hold");
+    assert_eq!(server.lock_state(lock.name()).await.readers.len(), 1);
+    for lost in [first, second] {
+        assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
+    }
+    assert!(!next.lease().is_lost());
+    next.release().await.unwrap();
+    drop((lock, other));
     server.assert_nothing_left().await;
 }

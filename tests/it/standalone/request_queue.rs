@@ -36,19 +36,24 @@ async fn burst_of_locks_succeeds_on_a_responding_server() {
         assert!(lock_all(&patient, 0..MANY / 10).await.is_empty());
         limit = start.elapsed() * 5 / 2; // the second time, connected and with memory
     }
-    drop(patient);
-    let locks = server.locks_with(Options::new().node_timeout(limit)).await;
-    let mutex = locks.mutex("x").unwrap();
+    let mutex = patient.mutex("x").unwrap();
     let (lock, limited) = (size_of_val(&mutex.lock()), size_of_val(&mutex.lock_timeout(limit)));
     println!("FIG bytes of a future: {lock} to lock, {limited} within a limit");
     assert!(lock.max(limited) < 5_000, "each waiting call needs this much memory");
-    let start = Instant::now();
-    let failed = lock_all(&locks, 0..MANY).await;
-    let took = start.elapsed();
-    println!("FIG {MANY} locks and releases: {took:?}");
-    assert!(took > 2 * limit, "too few to queue for longer than a node timeout: {took:?}");
-    assert_eq!(failed.len(), 0, "of {MANY} failed, such as {:?}", failed.first());
-    drop((locks, mutex));
+    drop((patient, mutex));
+    loop {
+        let locks = server.locks_with(Options::new().node_timeout(limit)).await;
+        let start = Instant::now();
+        let failed = lock_all(&locks, 0..MANY).await;
+        let took = start.elapsed();
+        println!("FIG {MANY} locks and releases: {took:?}");
+        assert_eq!(failed.len(), 0, "of {MANY} failed, such as {:?}", failed.first());
+        if took > 2 * limit {
+            break;
+        }
+        // The machine was slower when that was measured: none has queued for longer than a limit.
+        limit = took / 4;
+    }
     server.assert_nothing_left().await;
 }
 

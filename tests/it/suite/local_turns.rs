@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Fencing, Lease, LeaseEnd, Options};
+use redlatch::{Error, Event, Events, Fencing, Lease, LeaseEnd, Options};
 
 use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
 
-type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
+pub type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
 
 /// Longer than a busy machine needs for a few passes.
 const LONG_TURN: Duration = Duration::from_secs(7);
@@ -20,7 +20,7 @@ fn long_turn() -> Options {
 }
 
 /// A call that waits: it was polled once.
-async fn waiting(lock: &AnyLock) -> Locking {
+pub async fn waiting(lock: &AnyLock) -> Locking {
     let lock = lock.clone();
     let mut locking: Locking = Box::pin(async move { lock.lock().await });
     let early = poll_fn(|context| Poll::Ready(locking.as_mut().poll(context))).await;
@@ -30,7 +30,7 @@ async fn waiting(lock: &AnyLock) -> Locking {
 
 /// A hold that the server granted to a task after it had waited for another one of its client, and
 /// reserved tokens for.
-async fn contended(lock: &AnyLock) -> AnyGuard {
+pub async fn contended(lock: &AnyLock) -> AnyGuard {
     let first = lock.lock().await.unwrap();
     let second = waiting(lock).await;
     let third = waiting(lock).await;
@@ -355,5 +355,49 @@ pub async fn a_close_releases_a_passed_hold(setup: Setup) {
     closing.await.unwrap();
     assert!(!setup.deployment.is_locked(&lock).await);
     drop((lock, locks));
+    setup.finish().await;
+}
+
+/// A dropped guard has left its hold to a task that is not polled again.
+pub async fn a_passed_hold_is_released_before_all_is_settled(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let (lock, rival) = (setup.kind.lock(&locks, "settled"), setup.rival("settled").await);
+    let guard = contended(&lock).await;
+    let unpolled = waiting(&lock).await;
+    drop(guard);
+    soon("settled() returns", locks.settled()).await;
+    rival.try_lock().await.unwrap().expect("the lock is free").release().await.unwrap();
+    drop((unpolled, lock, locks, rival));
+    setup.finish().await;
+}
+
+/// How many grants and releases a client has reported until it was dropped.
+pub async fn reports(mut events: Events) -> (usize, usize) {
+    let (mut granted, mut released) = (0, 0);
+    while let Some(event) = soon("the stream ends", events.next()).await {
+        granted += usize::from(matches!(event, Event::Granted { .. }));
+        released += usize::from(matches!(event, Event::Released { .. }));
+    }
+    (granted, released)
+}
+
+pub async fn each_hold_reports_its_release_once(setup: Setup) {
+    let locks = setup.client_with(long_turn()).await;
+    let (lock, events) = (setup.kind.lock(&locks, "dropped"), locks.events());
+    let guard = contended(&lock).await;
+    let next = waiting(&lock).await;
+    drop(guard);
+    soon("the next task has the hold", next).await.unwrap().release().await.unwrap();
+    drop((lock, locks));
+    assert_eq!(reports(events).await, (4, 4), "a dropped guard has left its hold to the next task");
+    let locks = setup.client_with(long_turn()).await;
+    let (lock, events) = (setup.kind.lock(&locks, "released"), locks.events());
+    let guard = contended(&lock).await;
+    let unpolled = waiting(&lock).await;
+    guard.release().await.unwrap();
+    drop(unpolled);
+    soon("settled() returns", locks.settled()).await;
+    drop((lock, locks));
+    assert_eq!(reports(events).await, (3, 3), "a released hold was received by no task");
     setup.finish().await;
 }

@@ -133,6 +133,7 @@ macro_rules! passed_on {
             tokens_of_a_revoked_turn_are_smaller_than_the_next a_close_releases_a_passed_hold
             a_close_releases_a_hold_that_no_task_receives
             a_forced_release_ends_the_turn_of_its_client a_lost_hold_is_not_passed_on
+            a_passed_hold_is_released_before_all_is_settled each_hold_reports_its_release_once
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
@@ -143,13 +144,17 @@ macro_rules! shared {
     ($core:tt $rest:tt Read) => {
         crate::suite::matrix::tests! { $core shared_reads: tasks_read_under_one_hold_without_a_request }
         crate::suite::matrix::tests! { $rest shared_reads:
-            a_reader_that_comes_late_has_a_hold_of_its_own one_task_asks_for_all_that_wait
+            one_task_asks_for_all_that_wait
             dropped_readers_leave_nothing a_task_that_is_not_polled_keeps_no_hold
-            a_task_with_other_options_keeps_no_hold nothing_is_left_after_the_last_release
+            a_task_with_other_options_keeps_no_hold
             a_revoked_hold_is_lost_for_all_its_readers readers_share_only_what_they_may
             a_downgraded_hold_may_be_joined a_renewal_extends_a_shared_hold a_sole_reader_becomes_a_ticket a_leaked_read_stays_until_its_ttl
             a_close_ends_all_shared_reads a_task_that_reads_learns_that_it_waits_for_itself
-            writers_have_their_turn_beside_shared_reads
+            writers_have_their_turn_beside_shared_reads each_shared_read_reports_its_release_once
+        }
+        crate::suite::matrix::tests! { $rest late_readers:
+            a_reader_that_comes_late_has_a_hold_of_its_own a_reader_that_is_late_twice_asks_for_itself
+            nothing_is_left_after_the_last_release
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
@@ -166,7 +171,7 @@ macro_rules! owners {
             stale_release_leaves_new_hold_alone loss_ends_leases_at_every_depth
             lock_returns_too_deep_beyond_max_depth local_nesting_makes_no_round_trip
             only_the_last_release_leaves_a_lock_held one_of_several_holds_is_adopted
-            guards_of_one_local_hold_become_no_ticket
+            guards_of_one_local_hold_become_no_ticket nested_grant_shows_the_loss_of_the_outer_hold
         }
     };
     ($core:tt $rest:tt Write) => {

@@ -192,6 +192,22 @@ pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
     setup.finish().await;
 }
 
+/// A nested grant with a token of its own shows that the outer hold is gone, long before a renewal
+/// would.
+pub async fn nested_grant_shows_the_loss_of_the_outer_hold(setup: Setup) {
+    let locks = setup.client_with(ttl(600_000)).await;
+    let lock = locks.reentrant("outer", &Owner::new()).unwrap();
+    let outer = lock.lock().await.unwrap();
+    assert!(setup.client().await.reentrant("outer", &Owner::new()).unwrap().force_release().await.unwrap());
+    let inner = lock.lock().await.unwrap();
+    soon("the loss is noticed", outer.lease().lost()).await;
+    assert!(!inner.lease().is_lost());
+    inner.release().await.unwrap();
+    assert_gone(outer.release().await);
+    drop((lock, locks));
+    setup.finish().await;
+}
+
 pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
     for nesting in [Nesting::Counted, Nesting::Local] {
         let lock = setup

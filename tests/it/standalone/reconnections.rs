@@ -1,0 +1,62 @@
+//! A client that has lost its connection, and has made a new one.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{LeaseEnd, Locks, Options, Wakeups};
+
+use crate::suite::local_turns::{contended, waiting};
+use crate::support::{AnyLock, Proxy, Server, eventually, patient, soon};
+
+/// Two requests on a silent connection fail one after the other. After the first one, the client
+/// connects again: what the second one meets says nothing of the new connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
+    let limit = Duration::from_secs(1);
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = Options::new().node_timeout(limit).wakeups(Wakeups::Poll);
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    let trying = |name: &str| {
+        let lock = locks.mutex(name).unwrap();
+        async move { lock.try_lock().await }
+    };
+    proxy.hold_requests(true);
+    let first = tokio::spawn(trying("first"));
+    let later = Instant::now() + limit / 2;
+    eventually("half of the limit has passed", || async { Instant::now() > later }).await;
+    let second = tokio::spawn(trying("second"));
+    assert!(soon("it fails", first).await.unwrap().is_err());
+    let guard = trying("third").await.unwrap().expect("it is free, and the client has connected again");
+    let connections = proxy.connections();
+    assert!(soon("it fails", second).await.unwrap().is_err());
+    guard.release().await.unwrap();
+    assert_eq!(proxy.connections(), connections, "the new connection is kept");
+    proxy.hold_requests(false);
+    soon("all is released", locks.settled()).await;
+    drop(locks);
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
+
+/// A hold that is between two tasks is none of the leases that a client asks about on a new
+/// connection. The task that receives it must learn that the server has lost it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about() {
+    let server = Server::start().await;
+    let options = patient().ttl(Duration::from_secs(600)).local_turn(Duration::from_secs(10));
+    let locks = server.locks_with(options).await;
+    let other = locks.mutex("other").unwrap().lock().await.unwrap();
+    let lock = AnyLock::Mutex(locks.mutex("passed").unwrap());
+    let guard = contended(&lock).await;
+    let receiver = waiting(&lock).await;
+    guard.release().await.unwrap();
+    server.run::<u64>(&["DEL", "lock:passed", "lock:other"]).await;
+    server.kill_connections().await;
+    let asked = soon("the client has asked about its leases", other.lease().lost()).await;
+    assert_eq!(asked, LeaseEnd::Revoked);
+    let received = soon("the next task has the hold", receiver).await.unwrap();
+    let end = soon("the client asks about it too", received.lease().lost()).await;
+    assert_eq!(end, LeaseEnd::Revoked);
+    drop((received, other, lock, locks));
+    server.assert_nothing_left().await;
+}
