@@ -7,7 +7,7 @@ use redlatch::{Error, Finding, Locks, NodeStatus, Owner, RestartGuard, Verdict};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, is_no_lock, print, print_json, say};
-use crate::servers::ServerArgs;
+use crate::servers::{ServerArgs, variable};
 
 /// What `Owner::from_word` takes, in bytes, and the end of a line.
 const LONGEST_OWNER: u64 = 256;
@@ -62,8 +62,8 @@ impl ReleaseArgs {
         let word = match self.owner.as_deref() {
             Some("-") => read_owner()?,
             Some(word) => word.to_owned(),
-            None => std::env::var("REDLATCH_OWNER")
-                .map_err(|_| usage("whose lock? Set --owner or REDLATCH_OWNER"))?,
+            None => variable("REDLATCH_OWNER")?
+                .ok_or_else(|| usage("whose lock? Set --owner or REDLATCH_OWNER"))?,
         };
         let owner = Owner::from_word(word.trim_end_matches(['\r', '\n']))
             .map_err(|error| usage(&format!("--owner: {error}")))?;

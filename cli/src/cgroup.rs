@@ -6,13 +6,19 @@
 use std::fs::{read_dir, read_to_string, write};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use uuid::Uuid;
 
 use crate::proc::number;
 
-/// How often to look for processes to move out of a cgroup that is removed. They may fork.
-const ROUNDS: usize = 10;
+/// How long to try to remove a cgroup. A process that has just ended is counted until its memory is
+/// freed, and cannot be moved; others may fork.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// How a cgroup of a `run` is named.
+const PREFIX: &str = "redlatch-";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroup(PathBuf);
@@ -20,10 +26,13 @@ pub(crate) struct Cgroup(PathBuf);
 impl Cgroup {
     /// Makes a cgroup inside of this process's own. `None`: the system has no version 2 with
     /// `cgroup.kill`, as Linux before 5.14, or this user may not do so.
-    pub(crate) fn create(id: &str) -> Option<Cgroup> {
+    pub(crate) fn create() -> Option<Cgroup> {
         let mounts = read_to_string("/proc/self/mountinfo").ok()?;
         let own = read_to_string("/proc/self/cgroup").ok()?;
-        let cgroup = Cgroup(folder(&mounts, &own)?.join(format!("redlatch-{id}")));
+        // Not the id of the `run`: every user can read this name, and could give a process that
+        // id, for which the lock would stay held.
+        let name = format!("{PREFIX}{}-{}", std::process::id(), Uuid::new_v4().simple());
+        let cgroup = Cgroup(folder(&mounts, &own)?.join(name));
         std::fs::create_dir(&cgroup.0).ok()?;
         let is_usable = cgroup.0.join("cgroup.kill").exists()
             && read_to_string(cgroup.0.join("cgroup.type")).is_ok_and(|kind| kind.trim() == "domain");
@@ -59,31 +68,57 @@ impl Cgroup {
         members(&self.0)
     }
 
-    /// Removes it. Processes that run on without the lock move to the cgroup around it.
+    /// Removes it. Processes that run on without the lock move to the cgroup around it. It may take
+    /// a while: release the lock before.
     pub(crate) fn remove(&self) {
         let Some(around) = self.0.parent() else { return };
-        for _ in 0..ROUNDS {
-            // Fails while a process is in it, or a cgroup of a `run` that was started within.
-            if std::fs::remove_dir(&self.0).is_ok() {
+        let start = Instant::now();
+        loop {
+            match remove_nested(&self.0) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+                Err(_) => {}
+            }
+            let members = own_members(&self.0);
+            // A `run` that was started within lives on in its own cgroup, and removes both later.
+            if start.elapsed() > LIMIT || members.is_empty() && !self.members().is_empty() {
                 return;
             }
-            for pid in own_members(&self.0) {
+            for pid in members {
                 // An error means that it has ended.
                 let _ = write(around.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
             }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if is_of_run(around) {
+            // Left by a `run` around this one that has ended. Otherwise its processes keep it.
+            let _ = std::fs::remove_dir(around);
         }
     }
+}
+
+fn is_of_run(folder: &Path) -> bool {
+    folder.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX))
+}
+
+/// Removes a cgroup, and those in it of a `run` that was killed with its watchdog. Fails while a
+/// process is in one of them.
+fn remove_nested(folder: &Path) -> io::Result<()> {
+    for entry in read_dir(folder)?.flatten().filter(|entry| is_of_run(&entry.path())) {
+        let _ = remove_nested(&entry.path());
+    }
+    std::fs::remove_dir(folder)
 }
 
 /// Where the cgroup of version 2 that this process belongs to is mounted.
 fn folder(mounts: &str, own: &str) -> Option<PathBuf> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     let mount = mounts.lines().find_map(|line| {
-        let (mount, kind) = line.split_once(" - cgroup2 ").map(|(mount, _)| (mount, "cgroup2"))?;
+        let (mount, _) = line.split_once(" - cgroup2 ")?;
         let mut words = mount.split(' ').skip(3);
         let (root, point) = (words.next()?, words.next()?);
         // A backslash begins the code of a character such as a space.
-        (kind == "cgroup2" && !point.contains('\\')).then_some((root, point))
+        (!point.contains('\\')).then_some((root, point))
     })?;
     let inside = own.strip_prefix(mount.0.trim_end_matches('/'))?;
     // With `..`, this process is outside of what this container shows.

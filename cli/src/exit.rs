@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::error::Error as _;
 use std::io::{self, Write as _};
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitCode, ExitStatus};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use rustix::process::Signal;
@@ -15,10 +16,11 @@ pub(crate) const CODES: &str = "\
 Exit codes of every command:
   0    done
   64   the arguments, the name or the settings are invalid; nothing was sent
-  69   the servers cannot be reached, or do not reply: that may pass by itself
+  69   the servers cannot be reached, do not reply, or refuse for what may pass by itself: they
+       load their data, their memory is full
   71   the system refused a process, a pipe or a signal
-  77   the servers refuse the password, a right or a certificate, or hold something else under the
-       name: that lasts until it is mended
+  77   the servers refuse the password, a right, a certificate or the database, are not what they
+       were said to be, or hold something else under the name: that lasts until it is mended
 
 `redlatch COMMAND --help` lists those of the command.";
 
@@ -37,6 +39,12 @@ pub(crate) const SIGNALED: u8 = 128;
 /// The exit code if this signal ended the program.
 pub(crate) fn interrupted(signal: Signal) -> u8 {
     SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+}
+
+/// The exit code for a command that ended so.
+pub(crate) fn code_of(status: ExitStatus) -> u8 {
+    let signaled = || SIGNALED.saturating_add(u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0));
+    status.code().map_or_else(signaled, |code| u8::try_from(code).unwrap_or(u8::MAX))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -181,9 +189,11 @@ pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
 /// Behind `--`, an unknown option of `run` would be the name of the lock: clap proposes that.
 fn correct_tip(error: &mut clap::Error) {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
-    let is_of_run = text(ContextKind::Usage).contains("redlatch run ");
-    if error.kind() == ErrorKind::UnknownArgument && is_of_run {
+    let usage = text(ContextKind::Usage);
+    let is_of_no_command = usage.contains("redlatch [OPTIONS] <COMMAND>");
+    if error.kind() == ErrorKind::UnknownArgument && (is_of_no_command || usage.contains("redlatch run ")) {
         let tip = match text(ContextKind::InvalidArg).as_str() {
+            _ if is_of_no_command => "options of a command stand behind it: redlatch run -n NAME COMMAND",
             "-c" => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
             _ => "options of `run` come first, then the name of the lock, then the command",
         };

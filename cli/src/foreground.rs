@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, getpgrp, getpid};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 use crate::machine::program;
-use crate::proc::stats;
+use crate::proc::{number, stats};
 
 /// The first argument of the copy that returns the terminal; the group to return it to follows.
 pub(crate) const ROLE: &str = "__foreground";
@@ -127,7 +127,7 @@ fn is_alone() -> bool {
 
 /// The copy, in the foreground group.
 pub(crate) fn main(words: &[OsString]) -> ExitCode {
-    let group = words.first().and_then(|word| word.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    let group = words.first().and_then(|word| number(word.to_str()?));
     if let Some(group) = group
         && let Ok(terminal) = open()
         && tcgetpgrp(&terminal).is_ok_and(|current| current == getpgrp())

@@ -6,14 +6,18 @@
 //! Its stdin is a socket, over which it receives the real stdin; then it executes the command. If
 //! `run` dies before, the socket closes, and the copy ends.
 
-use std::ffi::OsString;
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
+use rustix::fs::{Access, access};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -26,30 +30,28 @@ use crate::machine::program;
 /// The first argument of the copy; the command follows.
 pub(crate) const ROLE: &str = "__gate";
 
-/// A command that waits to be started, in a process group of its own.
-pub(crate) struct Gate {
-    pub(crate) child: Child,
-    socket: UnixStream,
-}
+/// Before a command that waits to be started. If it is dropped, the copy ends.
+pub(crate) struct Gate(UnixStream);
 
 impl Gate {
-    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> io::Result<Gate> {
+    /// Starts the copy, in a process group of its own.
+    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> io::Result<(Gate, Child)> {
         let (socket, other) = UnixStream::pair()?;
         let mut copy = Command::new(program()?);
         copy.arg0("redlatch").arg(ROLE).args(command).envs(variables.iter().cloned());
         let child = copy.stdin(Stdio::from(OwnedFd::from(other))).process_group(0).spawn()?;
-        Ok(Gate { child, socket })
+        Ok((Gate(socket), child))
     }
 
     /// Lets the copy become the command.
-    pub(crate) fn open(self) -> io::Result<Child> {
+    pub(crate) fn open(self) -> io::Result<()> {
         let stdin = io::stdin();
         let descriptors = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut rights = SendAncillaryBuffer::new(&mut space);
         rights.push(SendAncillaryMessage::ScmRights(&descriptors));
-        sendmsg(&self.socket, &[IoSlice::new(b"!")], &mut rights, SendFlags::empty())?;
-        Ok(self.child)
+        sendmsg(&self.0, &[IoSlice::new(b"!")], &mut rights, SendFlags::empty())?;
+        Ok(())
     }
 }
 
@@ -58,12 +60,38 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
     let Some((name, arguments)) = command.split_first() else { return ExitCode::from(NOT_FOUND) };
     // Without a descriptor, `run` has given the command up, and says so itself.
     let Ok(Some(stdin)) = receive_stdin() else { return ExitCode::FAILURE };
-    let error = Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec();
+    ExitCode::from(refuse(name, &Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec()))
+}
+
+/// Says why a command cannot be executed, and returns the exit code.
+pub(crate) fn refuse(name: &OsStr, error: &io::Error) -> u8 {
     say(&format!("cannot run {}: {error}", name.display()));
-    ExitCode::from(match error.kind() {
+    match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
-    })
+    }
+}
+
+/// Looks for a command as the system will. One that is missing must not take the lock: with
+/// `--hold-at-least`, the other machines would find it held, and no machine would do the work.
+pub(crate) fn find(name: &OsStr) -> io::Result<()> {
+    let executable = |path: &Path| -> io::Result<()> {
+        access(path, Access::EXEC_OK)?;
+        if path.is_dir() { Err(Errno::ACCESS.into()) } else { Ok(()) }
+    };
+    let Some(paths) = env::var_os("PATH").filter(|_| !name.as_bytes().contains(&b'/')) else {
+        // Without a PATH, the system has one of its own.
+        return if name.as_bytes().contains(&b'/') { executable(Path::new(name)) } else { Ok(()) };
+    };
+    let mut missing = Err(Errno::NOENT.into());
+    for folder in env::split_paths(&paths) {
+        match executable(&folder.join(name)) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => missing = Err(error),
+            Err(_) => {}
+        }
+    }
+    missing
 }
 
 fn receive_stdin() -> io::Result<Option<OwnedFd>> {

@@ -8,6 +8,7 @@ mod admin;
 mod bench;
 mod certificates;
 mod cgroup;
+mod child_state;
 mod deadline;
 mod exit;
 mod foreground;
@@ -41,7 +42,8 @@ use servers::ServerArgs;
 
 /// Locks on Redis and Valkey for shell scripts and operators.
 #[derive(Parser)]
-#[command(name = "redlatch", version, disable_help_subcommand = true, after_help = exit::CODES)]
+#[command(name = "redlatch", bin_name = "redlatch", version, disable_help_subcommand = true)]
+#[command(after_help = exit::CODES)]
 struct Arguments {
     #[command(flatten)]
     servers: ServerArgs,

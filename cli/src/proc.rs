@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
 /// The flag of a thread of the kernel.
@@ -52,12 +53,16 @@ fn path(pid: Pid, file: &str) -> PathBuf {
 fn parse(pid: Pid, text: &str) -> Option<Stat> {
     // After the name of the program, which may contain any character.
     let mut words = text.rsplit_once(") ")?.1.split(' ');
-    let is_alive = !matches!(words.next()?, "Z" | "X");
+    let state = words.next()?;
     let mut number = || Some(number(words.next()?));
     let (parent, group) = (number()?, number()?);
     // Behind the session and the terminal.
     let flags: u32 = words.nth(3)?.parse().ok()?;
-    let start = words.nth(12)?.trim().parse().ok()?;
+    let threads: u32 = words.nth(10)?.parse().ok()?;
+    let start = words.nth(1)?.trim().parse().ok()?;
+    // A process whose main thread has ended is shown as a zombie, while its other threads work: it
+    // would run beside the next holder. One that waits to be reaped has one thread.
+    let is_alive = state != "X" && (state != "Z" || threads > 1);
     (is_alive && flags & KERNEL_THREAD == 0).then_some(Stat { pid, parent, group, start })
 }
 
@@ -77,14 +82,30 @@ pub(crate) fn variable(pid: Pid, name: &str) -> Option<String> {
 
 fn environment(pid: Pid) -> Option<Vec<u8>> {
     for _ in 0..EXECUTE.0 {
-        let environment = std::fs::read(path(pid, "environ")).ok()?;
+        let environment = match std::fs::read(path(pid, "environ")) {
+            // Its main thread has ended: older systems show an empty environment.
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
+                return environment_of_threads(pid);
+            }
+            other => other.ok()?,
+        };
         // Without arguments too, it is between two programs.
         if !environment.is_empty() || !std::fs::read(path(pid, "cmdline")).ok()?.is_empty() {
+            return Some(environment);
+        }
+        if let Some(environment) = environment_of_threads(pid) {
             return Some(environment);
         }
         std::thread::sleep(EXECUTE.1);
     }
     None
+}
+
+/// A main thread that has ended has no environment any more, but the other threads have.
+fn environment_of_threads(pid: Pid) -> Option<Vec<u8>> {
+    let threads = std::fs::read_dir(path(pid, "task")).ok()?.flatten();
+    let mut found = threads.filter_map(|thread| std::fs::read(thread.path().join("environ")).ok());
+    found.find(|environment| !environment.is_empty())
 }
 
 /// The children of this process, also those that have ended but are not reaped.
@@ -117,16 +138,18 @@ mod tests {
 
     #[test]
     fn processes_are_read_from_proc() {
-        let read = |text: &str| {
+        let read_with = |threads: u32, text: &str| {
             let flags = if text.contains("kthreadd") { 2_129_984 } else { 4_194_304 };
-            parse(getpid(), &format!("7 {text} 5 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 77 0"))
+            parse(getpid(), &format!("7 {text} 5 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 {threads} 0 77 0"))
         };
+        let read = |text: &str| read_with(1, text);
         let group = |text: &str| read(text).map(|stat| stat.group.map(|group| group.as_raw_nonzero().get()));
         assert_eq!(group("(a) b) S 1 5"), Some(Some(5)));
         assert_eq!(group("(kthreadd) S 0 0"), None);
         assert_eq!(group("(outside) S 0 0"), Some(None));
         assert_eq!(group("(reaped) R 0 -1"), Some(None));
         assert_eq!(group("(sh) Z 1 5"), None);
+        assert!(read_with(2, "(sh) Z 1 5").is_some() && read_with(2, "(sh) X 1 5").is_none());
         assert_eq!(read("(a) S 1 5").unwrap().start, 77);
         let own = stat(getpid()).unwrap();
         assert_eq!(own.group, Some(rustix::process::getpgrp()));

@@ -23,9 +23,9 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, geteuid, getpid, getppid, kill_process_group, test_kill_process, test_kill_process_group,
 };
+use uuid::Uuid;
 
 use crate::cgroup::Cgroup;
-use crate::machine::machine_nanos;
 use crate::proc::{self, Stat, number, stats};
 
 /// The variable with the ids of all `run`s that a process descends from, the outermost one first.
@@ -47,9 +47,10 @@ const EMPTY: usize = 3;
 /// How often to look for such processes by their numbers, after a scan of all processes.
 const CHASE: usize = 100;
 
-/// The id of a new `run`: its process id first, by which an outer `run` recognizes it.
+/// The id of a new `run`: its process id first, by which an outer `run` recognizes it. No other
+/// user can guess it, whose process with that id would hold the lock.
 pub(crate) fn new_id() -> String {
-    format!("{}-{}", getpid().as_raw_nonzero(), machine_nanos())
+    format!("{}-{}", getpid().as_raw_nonzero(), Uuid::new_v4().simple())
 }
 
 /// The variable for a command of the `run` with this id.
@@ -115,7 +116,7 @@ impl Processes {
         if children_before.is_empty() && adopts_orphans() {
             self.run = Some(getpid());
         }
-        if let (Some(group), Some(cgroup)) = (self.group, Cgroup::create(&self.id)) {
+        if let (Some(group), Some(cgroup)) = (self.group, Cgroup::create()) {
             if cgroup.add(group).is_ok() {
                 self.cgroup = Some(cgroup);
             } else {
@@ -156,11 +157,9 @@ impl Processes {
         Some(processes)
     }
 
-    /// Processes that run on without the lock move to the cgroup around that of the command.
-    pub(crate) fn remove_cgroup(&mut self) {
-        if let Some(cgroup) = self.cgroup.take() {
-            cgroup.remove();
-        }
+    /// The cgroup, to be removed once the lock is released.
+    pub(crate) fn take_cgroup(&mut self) -> Option<Cgroup> {
+        self.cgroup.take()
     }
 
     /// Reaps processes that were left to this one: the command's, and all orphans if this is the
@@ -220,10 +219,6 @@ impl Processes {
     /// Signals the group, and continues it.
     pub(crate) fn signal_group(&self, signal: Signal) {
         self.send_group(signal);
-        self.send_group(Signal::CONT);
-    }
-
-    pub(crate) fn continue_group(&self) {
         self.send_group(Signal::CONT);
     }
 

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, LocksBuilder, Owner};
 
+use crate::cgroup::Cgroup;
 use crate::deadline::{Grace, Limits};
 use crate::exit::{Failure, LOST, interrupted, say};
+use crate::gate;
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
-use crate::servers::ServerArgs;
+use crate::servers::{ServerArgs, variable};
 use crate::signals::Signals;
 use crate::supervise;
 use crate::wait::{self, WaitArgs};
@@ -25,10 +27,11 @@ Exit codes:
   the command's own, or 128 and the number of the signal that ended it
   1    the lock is held, with -n or after -w; -E sets another code
   64   the arguments are invalid; nothing was sent
-  69   the server cannot be reached, or does not reply: that may pass by itself
+  69   the server cannot be reached, does not reply, or refuses for what may pass by itself
   71   the system refused a process, a pipe or a signal
   75   the lock was lost before the command ended, or --max-hold was reached
-  77   the server refuses: the password, a right, a certificate, or the kind of the lock
+  77   the server refuses the password, a right, a certificate or the database, is not what it was
+       said to be, or has a lock of another kind
   126  the command cannot be executed
   127  the command was not found
   128+ a signal ended the wait; the command was not started
@@ -118,35 +121,69 @@ impl RunArgs {
         start: Instant,
         signals: &mut Signals,
     ) -> Result<u8, Failure> {
+        if let Some(name) = self.command.first()
+            && let Err(error) = gate::find(name)
+        {
+            return Ok(gate::refuse(name, &error));
+        }
         let locks = tokio::select! {
             biased;
             signal = wait::interruption(signals) => return Ok(interrupted(signal)),
-            connected = self.wait.connect(builder) => connected?,
+            connected = self.wait.connect(builder) => match connected {
+                Ok(locks) => locks,
+                Err(failure) => return Ok(self.give_up(&failure)),
+            },
         };
         let acquired = tokio::select! {
             biased;
             signal = wait::interruption(signals) => Err(interrupted(signal)),
-            acquired = self.wait.acquire(&self.lock, &locks, &self.name, owner, start) => Ok(acquired?),
+            acquired = self.wait.acquire(&self.lock, &locks, &self.name, owner, start) => match acquired {
+                Ok(guard) => Ok(guard),
+                Err(failure) => return Ok(self.give_up(&failure)),
+            },
         };
+        let mut patience = CLOSE;
         let code = match acquired {
-            Ok(Some(guard)) => self.hold(guard, owner, grace, signals).await,
-            Ok(None) => {
-                self.wait.report_conflict(&locks, &self.name).await;
-                Ok(self.conflict_exit_code)
+            Ok(Some(guard)) => {
+                let mut cgroup = None;
+                let code = self.hold(guard, owner, grace, signals, &mut patience, &mut cgroup).await;
+                // After the release, so that the next holder does not wait for it.
+                cgroup.inspect(Cgroup::remove);
+                code
             }
+            Ok(None) => tokio::select! {
+                biased;
+                // The server may be silent.
+                signal = wait::interruption(signals) => Ok(interrupted(signal)),
+                () = self.wait.report_conflict(&locks, &self.name) => Ok(self.conflict_exit_code),
+            },
             Err(code) => Ok(code),
         };
-        close(&locks).await;
+        tokio::select! {
+            biased;
+            () = close(&locks, patience) => {}
+            _ = signals.forwarded() => close(&locks, CLOSE).await,
+        }
         code
     }
 
-    /// Runs the command under the guard, and releases it.
+    /// Says why nothing is started: messages of several jobs may arrive in one mailbox. Returns the
+    /// exit code.
+    fn give_up(&self, failure: &Failure) -> u8 {
+        say(&format!("{}; lock {:?}: nothing is started", failure.text(), self.name));
+        failure.code()
+    }
+
+    /// Runs the command under the guard, and releases it. If that fails, `patience` is how long it
+    /// is to be repeated.
     async fn hold(
         &self,
         guard: Guard,
         owner: &Owner,
         grace: Grace,
         signals: &mut Signals,
+        patience: &mut Duration,
+        cgroup: &mut Option<Cgroup>,
     ) -> Result<u8, Failure> {
         let lease = guard.lease();
         let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
@@ -154,16 +191,14 @@ impl RunArgs {
             [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
         let limits =
             Limits { grace, ttl: self.ttl, max_hold: self.max_hold, allows_daemons: self.allow_daemons };
-        let ended = supervise::run(&self.command, &variables, lease, limits, signals).await;
-        let (code, is_lost) = match ended {
-            Ok(ended) => (Ok(ended.code), ended.is_lost),
-            Err(failure) => (Err(failure), false),
-        };
-        if is_lost {
+        let ended = supervise::run(&self.command, &variables, lease, limits, signals, cgroup).await;
+        let Some(code) = ended.transpose() else {
             // Released in the background, if a server answers: the lease ends soon anyway.
             drop(guard);
             return Ok(LOST);
-        }
+        };
+        // It is the release that keeps the lock held: without it, the lease ends before that.
+        let left = if self.hold_at_least.is_zero() { Duration::ZERO } else { self.ttl };
         let mut release = std::pin::pin!(guard.release());
         let released = tokio::select! {
             biased;
@@ -183,6 +218,7 @@ impl RunArgs {
                 code.map(|_| LOST)
             }
             Err(error) => {
+                *patience = CLOSE.max(left);
                 // The command has succeeded or failed by itself, and its exit code says which.
                 say(&Failure::from(error).text());
                 code
@@ -192,8 +228,8 @@ impl RunArgs {
 }
 
 /// Waits until the servers know that nothing is held or queued.
-async fn close(locks: &Locks) {
-    if let Err(error) = locks.close(CLOSE).await {
+async fn close(locks: &Locks, limit: Duration) {
+    if let Err(error) = locks.close(limit).await {
         say(&Failure::from(error).text());
     }
 }
@@ -201,11 +237,9 @@ async fn close(locks: &Locks) {
 /// The owner of the calling `redlatch run`, or a new one. It is passed on by every kind of lock, so
 /// that a call chain through other locks can re-enter.
 fn owner() -> Result<Owner, Failure> {
-    match std::env::var(OWNER) {
-        Ok(word) if !word.is_empty() => {
-            word.parse().map_err(|error| Failure::Usage(format!("{OWNER}: {error}")))
-        }
-        _ => Ok(Owner::new()),
+    match variable(OWNER)? {
+        Some(word) => word.parse().map_err(|error| Failure::Usage(format!("{OWNER}: {error}"))),
+        None => Ok(Owner::new()),
     }
 }
 

@@ -92,8 +92,10 @@ impl ServerArgs {
         if !self.redis.is_empty() {
             return Ok(self.redis.clone());
         }
-        let named = |name: &str| std::env::var(name).ok().filter(|urls| !urls.trim().is_empty());
-        let urls = named("REDLATCH_REDIS").or_else(|| named("REDIS_URL"));
+        let urls = match variable("REDLATCH_REDIS")? {
+            Some(urls) => Some(urls),
+            None => variable("REDIS_URL")?,
+        };
         let urls = urls.ok_or_else(|| {
             Failure::Usage("no server: set REDLATCH_REDIS or REDIS_URL, or give --redis URL".to_owned())
         })?;
@@ -109,6 +111,14 @@ impl ServerArgs {
         let is_given = client_tls.is_some() || root_cert.is_some();
         Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
     }
+}
+
+/// A variable of the environment; `None` if it is missing or blank. One that is not UTF-8 is
+/// refused: without it, this machine would lock on another server than the others.
+pub(crate) fn variable(name: &str) -> Result<Option<String>, Failure> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.into_string().map_err(|_| Failure::Usage(format!("{name} is not UTF-8")))?;
+    Ok(Some(value).filter(|value| !value.trim().is_empty()))
 }
 
 /// A server that grants locks, for requests that no lock has.

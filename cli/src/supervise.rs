@@ -3,14 +3,16 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, ExitStatus};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use redlatch::{Lease, LeaseEnd};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_current_process_group, waitid};
+use rustix::process::{Pid, Signal, kill_current_process_group};
 
+use crate::cgroup::Cgroup;
+use crate::child_state::{ChildState, state_of};
 use crate::deadline::{Deadline, Grace, Limits};
-use crate::exit::{Failure, SIGNALED, interrupted, say};
+use crate::exit::{Failure, code_of, interrupted, say};
 use crate::foreground::Foreground;
 use crate::gate::Gate;
 use crate::proc;
@@ -24,70 +26,48 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 /// How often to look for processes that outlive the command, at first and later.
 const POLL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// How a command ended.
-pub(crate) struct CommandExit {
-    pub(crate) code: u8,
-    /// It was ended because the lease was lost, or could not be renewed.
-    pub(crate) is_lost: bool,
-}
-
-/// Runs the command until it ends. A signal that arrived before it could start prevents it.
+/// Runs the command until it ends, and returns its exit code; `None` if the lease was lost, or
+/// could not be renewed. A signal that arrived before it could start prevents it. The cgroup that
+/// is left of it is to be removed after the release.
 pub(crate) async fn run(
     command: &[OsString],
     variables: &[(&str, String)],
     lease: &Lease,
     limits: Limits,
     signals: &mut Signals,
-) -> Result<CommandExit, Failure> {
+    cgroup: &mut Option<Cgroup>,
+) -> Result<Option<u8>, Failure> {
     let Limits { grace, ttl, max_hold, .. } = limits;
     let name = lease.name().to_string();
-    let longest_until = max_hold.map(|longest| Instant::now() + longest);
+    let longest_until = max_hold.and_then(|longest| Instant::now().checked_add(longest));
     // A shell that executes this program may have started them.
     let children = proc::children();
     let mut watchdog = tokio::select! {
         biased;
-        signal = signals.forwarded() => return Ok(CommandExit { code: interrupted(signal), is_lost: false }),
+        signal = signals.forwarded() => return Ok(Some(interrupted(signal))),
         started = Watchdog::start(grace, &name) => started.map_err(Failure::os("start the watchdog"))?,
     };
     let id = processes::new_id();
     let variables: Vec<_> = variables.iter().cloned().chain([processes::variable(&id)]).collect();
-    let gate = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
-    let group = Pid::from_child(&gate.child);
+    let (gate, child) = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
+    let group = Pid::from_child(&child);
     let mut processes = Processes::new(group, id);
     if !limits.allows_daemons {
         processes.hold_all(&children);
     }
+    // At once: if this process is killed, the watchdog removes the cgroup. Without a deadline, it
+    // also kills the gate at once.
+    watchdog.guard(&processes);
     processes.watchdog = Some(watchdog.pid());
     let deadline = Deadline::new(lease.valid_until(), grace, processes.measure());
     watchdog.follow(deadline);
-    watchdog.guard(&processes);
-    let before = tokio::select! {
-        biased;
-        signal = signals.forwarded() => Some(CommandExit { code: interrupted(signal), is_lost: false }),
-        () = std::future::ready(()) => {
-            lease.is_lost().then_some(CommandExit { code: 0, is_lost: true })
-        }
-    };
-    if let Some(ended) = before {
-        watchdog.end();
-        // Its socket closes, so it ends without the command.
-        let Gate { mut child, .. } = gate;
-        child.kill().and_then(|()| child.wait()).map_err(Failure::os("end a process"))?;
-        processes.remove_cgroup();
-        return Ok(ended);
-    }
-    if let Some(gap) = command.first().and_then(|program| processes.gap(program)) {
-        say(&format!("lock {name:?}: {gap}"));
-    }
-    let mut foreground = Foreground::new(group);
-    foreground.lend();
-    let child = gate.open().map_err(Failure::os("start the command"))?;
-    let command = Command {
+    let gap = command.first().and_then(|program| processes.gap(program));
+    let mut command = Command {
         name,
         child,
         group,
         processes,
-        foreground,
+        foreground: Foreground::new(group),
         watchdog,
         is_guarded: true,
         grace,
@@ -102,7 +82,27 @@ pub(crate) async fn run(
         is_unreachable_reported: false,
         poll: POLL.0,
     };
-    command.run(lease, ttl, signals).await.map_err(Failure::os("wait for the command"))
+    let before = tokio::select! {
+        biased;
+        signal = signals.forwarded() => Some(Some(interrupted(signal))),
+        () = std::future::ready(()) => lease.end().map(|end| {
+            say(&format!("lock {:?}: its lease {}: nothing is started", command.name, reason(end)));
+            None
+        }),
+    };
+    if let Some(ended) = before {
+        command.give_up(cgroup).await;
+        return Ok(ended);
+    }
+    if let Some(gap) = gap {
+        say(&format!("lock {:?}: {gap}", command.name));
+    }
+    command.foreground.lend();
+    if let Err(error) = gate.open() {
+        command.give_up(cgroup).await;
+        return Err(Failure::os("start the command")(error));
+    }
+    command.run(lease, ttl, signals, cgroup).await.map_err(Failure::os("wait for the command"))
 }
 
 struct Command {
@@ -137,15 +137,27 @@ struct Command {
 }
 
 impl Command {
-    async fn run(mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<CommandExit> {
+    async fn run(
+        mut self,
+        lease: &Lease,
+        ttl: Duration,
+        signals: &mut Signals,
+        cgroup: &mut Option<Cgroup>,
+    ) -> io::Result<Option<u8>> {
         if let Err(error) = self.supervise(lease, ttl, signals).await {
-            // The lock is released next, so the command must not run on.
-            self.processes.kill();
-            self.child.wait()?;
-            self.processes.remove_cgroup();
+            self.give_up(cgroup).await;
             return Err(error);
         }
-        self.conclude().await
+        self.conclude(cgroup).await
+    }
+
+    /// Kills the command, or what was to become it: each step, also after one that has failed.
+    async fn give_up(mut self, cgroup: &mut Option<Cgroup>) {
+        self.processes.kill();
+        self.watchdog.end();
+        let _ = self.foreground.take_back().await;
+        let _ = self.child.wait();
+        *cgroup = self.processes.take_cgroup();
     }
 
     /// Returns once the command has ended, before it is reaped. If the lease was lost or a signal
@@ -187,10 +199,7 @@ impl Command {
             let event = tokio::select! {
                 event = signals.next() => event,
                 end = lease.lost(), if self.kill_at.is_none() => {
-                    self.end_before_loss(match end {
-                        LeaseEnd::Revoked => "was revoked, or the server has lost its data",
-                        _ => "has expired",
-                    });
+                    self.end_before_loss(reason(end));
                     continue;
                 }
                 () = tokio::time::sleep(wait) => Event::Child,
@@ -240,7 +249,8 @@ impl Command {
         if is_first {
             self.was_lent = self.foreground.is_lent();
             // Ctrl-C is to reach this program from now on: it has to pass it on to all of them.
-            self.foreground.take_back().await?;
+            // It fails where no process is left in the ulimit: no reason to end with 71.
+            let _ = self.foreground.take_back().await;
         }
         if self.signal.is_none() && self.was_lent {
             // Ctrl-C reached the command alone.
@@ -293,8 +303,11 @@ impl Command {
             left => format!("KILL in {left:.1?}"),
         };
         self.kill_at = Some(kill_at);
-        self.watchdog.note_stop();
-        self.processes.signal(Signal::TERM);
+        // This process may have been stopped until now.
+        if !self.watchdog.has_sent_term() {
+            self.watchdog.note_stop();
+            self.processes.signal(Signal::TERM);
+        }
         let pids = self.processes.unreachable();
         let except = if pids.is_empty() { pids } else { format!("; this user may not signal {pids}") };
         say(&format!("lock {:?}: its lease {why}: the command gets TERM, and {kill}{except}", self.name));
@@ -308,26 +321,31 @@ impl Command {
             return Ok(());
         }
         if self.foreground.lend_after(by) {
-            self.processes.continue_group();
+            self.processes.send_group(Signal::CONT);
             return Ok(());
         }
         if !self.foreground.is_used() {
             return Ok(());
         }
-        self.foreground.take_back().await?;
-        // Ignored by the system if no shell could continue this process.
-        Ok(kill_current_process_group(Signal::TSTP)?)
+        // An error, as where no process is left in the ulimit, is no reason to kill the command.
+        let _ = self.foreground.take_back().await;
+        kill_current_process_group(Signal::TSTP)?;
+        // This process was stopped before that returned, and continues. Or the system has ignored
+        // the signal, since no shell could continue this process, as with `ssh -t HOST redlatch
+        // run`: then the command would stand still with the lock held.
+        self.continue_command();
+        Ok(())
     }
 
     fn continue_command(&mut self) {
         if self.ended.is_none() {
             self.foreground.lend();
         }
-        self.processes.continue_group();
+        self.processes.send_group(Signal::CONT);
     }
 
     /// Reaps the command, and kills what is left of it if the lock was lost.
-    async fn conclude(mut self) -> io::Result<CommandExit> {
+    async fn conclude(mut self, cgroup: &mut Option<Cgroup>) -> io::Result<Option<u8>> {
         let mut is_lost = self.kill_at.is_some();
         if is_lost {
             self.processes.kill();
@@ -340,81 +358,23 @@ impl Command {
             ));
             is_lost = true;
         }
+        *cgroup = self.processes.take_cgroup();
         let status = self.child.wait()?;
-        self.processes.remove_cgroup();
         if self.was_lent
-            && let Some(signal @ (Signal::INT | Signal::QUIT)) = signal_of(status)
+            && let Some(signal @ (Signal::INT | Signal::QUIT)) =
+                status.signal().and_then(Signal::from_named_raw)
         {
             // Ctrl-C reached the command alone. A script that called this program is to end too.
             let _ = kill_current_process_group(signal);
         }
-        Ok(CommandExit { code: code(status), is_lost })
+        Ok((!is_lost).then(|| code_of(status)))
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum ChildState {
-    Runs,
-    /// Since the last poll, by this signal.
-    Stopped(Option<Signal>),
-    /// By this signal, if any.
-    Ended(Option<Signal>),
-}
-
-/// The state of a child. One that has ended is not reaped, so its number stays its own.
-///
-/// One system call, not one for each state: a child that ended between them is not known to one
-/// that looks only for stopped children, which fails.
-fn state_of(child: Pid) -> io::Result<ChildState> {
-    let any = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
-    let status = waitid(WaitId::Pid(child), any | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?;
-    Ok(match status {
-        None => ChildState::Runs,
-        Some(status) if status.stopped() => {
-            // Clears the reported stop. If the child has ended meanwhile, that is seen next time.
-            let _ = waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-            ChildState::Stopped(status.stopping_signal().and_then(Signal::from_named_raw))
-        }
-        Some(status) => ChildState::Ended(status.terminating_signal().and_then(Signal::from_named_raw)),
-    })
-}
-
-fn signal_of(status: ExitStatus) -> Option<Signal> {
-    status.signal().and_then(Signal::from_named_raw)
-}
-
-fn code(status: ExitStatus) -> u8 {
-    let signaled = || SIGNALED.saturating_add(u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0));
-    status.code().map_or_else(signaled, |code| u8::try_from(code).unwrap_or(u8::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "that is how a test fails")]
-    use super::*;
-    use rustix::process::kill_process;
-
-    /// The state of a child, which changes some time after its cause.
-    fn next_state(child: Pid, before: ChildState) -> ChildState {
-        loop {
-            match state_of(child).unwrap() {
-                state if state == before => std::thread::yield_now(),
-                state => return state,
-            }
-        }
-    }
-
-    #[test]
-    fn a_child_stops_once_continues_and_ends() {
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        assert_eq!(state_of(pid).unwrap(), ChildState::Runs);
-        kill_process(pid, Signal::STOP).unwrap();
-        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Stopped(Some(Signal::STOP)));
-        assert_eq!(state_of(pid).unwrap(), ChildState::Runs, "a stop is reported once");
-        kill_process(pid, Signal::KILL).unwrap();
-        assert_eq!(next_state(pid, ChildState::Runs), ChildState::Ended(Some(Signal::KILL)));
-        assert_eq!(state_of(pid).unwrap(), ChildState::Ended(Some(Signal::KILL)), "it is not reaped");
-        child.wait().unwrap();
+/// Why the lease was lost.
+fn reason(end: LeaseEnd) -> &'static str {
+    match end {
+        LeaseEnd::Revoked => "was revoked, or the server has lost its data",
+        _ => "has expired",
     }
 }

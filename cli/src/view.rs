@@ -85,7 +85,7 @@ impl View {
         };
         View {
             name: name.to_owned(),
-            kind: Some("rwlock"),
+            kind: (state != "free").then_some("rwlock"),
             state,
             holder_count: lock.reader_count + u64::from(lock.writer.is_some()),
             holders: lock.writer.into_iter().chain(lock.readers).collect(),

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use redlatch::Locks;
 
-use crate::exit::{Failure, interrupted, print};
+use crate::exit::{Failure, print};
 use crate::servers::ServerArgs;
-use crate::signals::Signals;
 use crate::view::View;
 
 /// Watch the holders and the queue of a lock, until a signal.
@@ -25,14 +24,7 @@ pub(crate) struct WatchArgs {
 
 impl WatchArgs {
     pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
-        let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;
-        tokio::select! {
-            signal = signals.forwarded() => Ok(interrupted(signal)),
-            ended = self.watch(servers) => ended,
-        }
-    }
-
-    async fn watch(&self, servers: &ServerArgs) -> Result<u8, Failure> {
+        // No handlers: while a full pipe blocks this thread, they would keep the signals.
         let locks = servers.connect().await?;
         let draws = io::stdout().is_terminal();
         let mut screen = Screen::default();

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, setsid, waitid};
 
+use crate::cgroup::Cgroup;
 use crate::deadline::{Deadline, Grace};
 use crate::exit::LOST;
 use crate::machine::{machine_nanos, program};
@@ -42,6 +43,7 @@ pub(crate) struct Watchdog {
     /// What another copy has to know if this one is killed.
     command: Option<String>,
     deadline: Option<Deadline>,
+    /// The processes have got TERM, from `run` or from a copy.
     is_stopping: bool,
     /// A copy has ended the command.
     has_acted: bool,
@@ -51,8 +53,10 @@ pub(crate) struct Watchdog {
 struct CopyProcess {
     child: Child,
     pipe: Option<ChildStdin>,
-    /// Where it says that no signal for the group of `run` reaches it any more; `None` once it has.
-    ready: Option<ChildStdout>,
+    /// Where it says first that no signal for the group of `run` reaches it any more, and then that
+    /// it sends TERM.
+    said: Option<ChildStdout>,
+    is_ready: bool,
     start: Instant,
 }
 
@@ -109,6 +113,13 @@ impl Watchdog {
         self.copy.send("stopping\n");
     }
 
+    /// Whether a copy has sent TERM, since this process was stopped for too long: another one would
+    /// end the clean-up of many programs.
+    pub(crate) fn has_sent_term(&mut self) -> bool {
+        self.is_stopping |= self.copy.has_sent_term();
+        self.is_stopping
+    }
+
     /// Starts another copy if this one was killed or stopped, or is not ready for too long. It does
     /// not wait for the other one: the lease may end meanwhile.
     pub(crate) fn check(&mut self) -> io::Result<()> {
@@ -122,8 +133,9 @@ impl Watchdog {
         if self.has_acted {
             return Ok(());
         }
+        let is_stopping = self.has_sent_term();
         self.copy = CopyProcess::launch(self.grace, &self.name)?;
-        if self.is_stopping {
+        if is_stopping {
             self.note_stop();
         }
         if let Some(line) = &self.command {
@@ -151,25 +163,35 @@ impl CopyProcess {
         command.arg0(NAME).arg(ROLE).arg(grace.span.as_millis().to_string());
         command.arg(std::process::id().to_string()).arg(name);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let (pipe, ready) = (child.stdin.take(), child.stdout.take());
-        let copy = CopyProcess { child, pipe, ready, start: Instant::now() };
-        let (Some(pipe), Some(ready)) = (&copy.pipe, &copy.ready) else {
+        let (pipe, said) = (child.stdin.take(), child.stdout.take());
+        let copy = CopyProcess { child, pipe, said, is_ready: false, start: Instant::now() };
+        let (Some(pipe), Some(said)) = (&copy.pipe, &copy.said) else {
             return Err(io::Error::other("a pipe is missing"));
         };
         rustix::io::ioctl_fionbio(pipe, true)?;
-        rustix::io::ioctl_fionbio(ready, true)?;
+        rustix::io::ioctl_fionbio(said, true)?;
         Ok(copy)
     }
 
     fn is_ready(&mut self) -> io::Result<bool> {
-        let Some(ready) = &mut self.ready else { return Ok(true) };
-        match ready.read(&mut [0]) {
-            Ok(1..) => self.ready = None,
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) => return Err(error),
+        self.is_ready = self.is_ready || self.has_said()?;
+        Ok(self.is_ready)
+    }
+
+    fn has_sent_term(&mut self) -> bool {
+        // One that was killed before has said nothing more.
+        self.is_ready().unwrap_or(false) && self.has_said().unwrap_or(false)
+    }
+
+    /// Whether there is another byte from it.
+    fn has_said(&mut self) -> io::Result<bool> {
+        let Some(said) = &mut self.said else { return Ok(false) };
+        match said.read(&mut [0]) {
+            Ok(1..) => Ok(true),
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(true)
     }
 
     /// Whether it was stopped since the last time.
@@ -276,18 +298,20 @@ fn watch(grace: u64) -> io::Result<bool> {
             kill_at = Some(now.saturating_add(grace).min(deadline.unwrap_or(now)));
             if !is_stopping {
                 has_acted = true;
+                // For a `run` that resumes during the grace. An error means that it was killed.
+                let _ = rustix::io::write(io::stdout(), b"!");
                 command.signal(Signal::TERM);
             }
         }
         if kill_at.is_some_and(|at| now >= at) {
             command.kill();
-            command.remove_cgroup();
+            command.take_cgroup().inspect(Cgroup::remove);
             return Ok(true);
         }
         let (scan, mut most) = (Instant::now(), Duration::from_secs(1));
         if is_closed {
             if command.have_ended() {
-                command.remove_cgroup();
+                command.take_cgroup().inspect(Cgroup::remove);
                 return Ok(has_acted);
             }
             // A scan of thousands of processes takes a while, and may take no core for itself.
@@ -348,7 +372,7 @@ mod tests {
     fn copy(script: &str) -> CopyProcess {
         let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
         let pipe = child.stdin.take();
-        CopyProcess { child, pipe, ready: None, start: Instant::now() }
+        CopyProcess { child, pipe, said: None, is_ready: true, start: Instant::now() }
     }
 
     /// On a busy machine, it takes seconds to find and kill all processes.

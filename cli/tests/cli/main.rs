@@ -13,6 +13,7 @@ mod run_processes;
 mod run_signals;
 mod run_users;
 mod run_watchdog;
+mod service_page;
 mod show;
 #[path = "../../../tests/it/support/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "tests/it uses the rest")]

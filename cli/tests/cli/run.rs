@@ -1,11 +1,14 @@
 //! `redlatch run`: arguments, exit codes, what the command receives, and what is left.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use redlatch::Owner;
+use tokio::io::AsyncReadExt as _;
 
 use crate::program::{RunningProgram, is_held, on, output, program, run_on};
-use crate::support::{Server, queued};
+use crate::support::{DURABLE, Server, queued};
 
 /// A lock of each kind, as its options.
 const KINDS: [&[&str]; 5] = [&[], &["--reentrant"], &["--shared"], &["--exclusive"], &["-x", "-r"]];
@@ -148,6 +151,7 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
         (&["run", "job", "-c", "true"][..], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "sh", "-c", "true"], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "job", "-z", "true"], "options of `run` come first"),
+        (&["-n", "run", "job", "true"], "options of a command stand behind it"),
         (&["run", "-n", "--", "job", "--", "true"], "once, between the name of the lock and the command"),
         (&["run", "job", "--shard", "true"], "'--shared'"),
         (&["inspect", "-c"], "use '-- -c'"),
@@ -202,6 +206,13 @@ async fn invalid_arguments_exit_with_64_and_send_nothing() {
     let mut command = on(&server, &["run", "job", "--", "true"]);
     command.env("REDLATCH_OWNER", "two words");
     assert_eq!(output(command, "").await.code, 64);
+    // Another variable in its place would name another server than on the other machines.
+    for name in ["REDLATCH_REDIS", "REDLATCH_OWNER"] {
+        let mut command = on(&server, &["run", "job", "--", "true"]);
+        command.env("REDIS_URL", server.url()).env(name, OsStr::from_bytes(b"redis://host/\xff"));
+        let ended = output(command, "").await;
+        assert!(ended.code == 64 && ended.stderr.contains(&format!("{name} is not UTF-8")), "{ended:?}");
+    }
     let ended = output(program(&["run", "job", "--", "true"]), "").await;
     assert_eq!(ended.code, 64, "no server is named: {ended:?}");
     assert_eq!(server.scripts_run().await, 0);
@@ -244,6 +255,7 @@ async fn failing_server_exits_with_69_and_no_secret_is_shown() {
         let ended = output(command, "").await;
         assert_eq!((ended.code, ended.stdout.as_str()), (69, ""), "{ended:?}");
         assert!(!ended.stderr.contains("s3cret"), "{ended:?}");
+        assert!(ended.stderr.ends_with("; lock \"job\": nothing is started\n"), "{ended:?}");
         // In the wrong place.
         let ended = output(program(&["run", url, url, "--", "true"]), "").await;
         assert!(ended.code == 64 && !ended.stderr.contains("s3cret"), "{ended:?}");
@@ -312,5 +324,43 @@ async fn label_names_the_holder() {
         assert!(holder.label().unwrap().contains(label), "{holder}");
         running.signal(rustix::process::Signal::TERM);
         running.end().await;
+    }
+}
+
+/// Without its release, the lock would end with its TTL, and the next machine would do the work
+/// again.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lock_stays_held_if_the_server_was_away_when_the_command_ended() {
+    let mut server = Server::start_with(&DURABLE).await;
+    let command = ["sh", "-c", "echo started; read -r line"];
+    let mut running =
+        RunningProgram::start(on(&server, &run(&["--ttl", "60s", "--hold-at-least", "1h"], &command)));
+    assert_eq!(running.line().await, "started");
+    server.kill();
+    running.child.stdin.take();
+    let mut stderr = String::new();
+    while !stderr.contains("could not release") {
+        let more = running.child.stderr.as_mut().unwrap().read_u8().await.expect("a message");
+        stderr.push(char::from(more));
+    }
+    // Without a minimum, `run` would give up after a second.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    server.restart().await;
+    let ended = running.end().await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    let left: i64 = server.run(&["PTTL", "lock:job"]).await;
+    assert!(left > 60_000, "{left}: {ended:?}");
+}
+
+/// With a minimum, the lock of a command that is missing would keep the other machines from the
+/// work.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_is_missing_takes_no_lock() {
+    let server = Server::start().await;
+    for (command, code) in [("no-such-command", 127), ("./no/such", 127), ("/", 126), ("/etc/passwd", 126)] {
+        let ended = run_on(&server, &run(&["--hold-at-least", "1h"], &[command])).await;
+        assert_eq!(ended.code, code, "{ended:?}");
+        let used: i64 = server.run(&["EXISTS", "lock:job", "{lock:job}:fence"]).await;
+        assert_eq!(used, 0, "{command}");
     }
 }

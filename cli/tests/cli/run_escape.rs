@@ -1,6 +1,8 @@
 //! `redlatch run` and processes that would escape it: they start one another in turn, execute
 //! themselves, or clear their environment.
 
+use std::path::PathBuf;
+
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::Command;
 
@@ -97,6 +99,21 @@ async fn lost_lease_ends_processes_that_clear_their_environment() {
     }
 }
 
+/// Without a cgroup, its watchdog finds them as descendants of a `run` that is stopped, but lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_run_ends_processes_that_clear_their_environment() {
+    let server = Server::start().await;
+    for (has_cgroups, options) in &WAYS[..2] {
+        let mut running =
+            RunningProgram::start(command(&server, *has_cgroups, &words(options, "job", DAEMON)));
+        let process = pid(&running.line().await);
+        running.signal(Signal::STOP);
+        ends(process).await;
+        running.signal(Signal::CONT);
+        assert_eq!(running.end().await.code, 75, "{has_cgroups}");
+    }
+}
+
 /// Whether a `run` makes cgroups here.
 async fn makes_cgroups(server: &Server) -> bool {
     let ended = run_on(server, &words(&[], "probe", "cat /proc/self/cgroup")).await;
@@ -118,8 +135,12 @@ async fn watchdog_ends_processes_that_clear_their_environment_in_a_cgroup() {
 }
 
 /// The cgroup that a `run` has made for this process.
-fn cgroup_of(pid: Pid) -> Option<std::path::PathBuf> {
-    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap();
+fn cgroup_of(pid: Pid) -> Option<PathBuf> {
+    folder(&std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap())
+}
+
+/// The same, from its line of /proc/PID/cgroup.
+fn folder(cgroups: &str) -> Option<PathBuf> {
     let own =
         cgroups.lines().find_map(|line| line.strip_prefix("0::")).filter(|own| own.contains("redlatch-"));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -152,4 +173,56 @@ async fn background_process_leaves_the_cgroup_with_its_command() {
     assert!(is_alive(process));
     assert_eq!(cgroup_of(process), None);
     kill_process(process, Signal::KILL).unwrap();
+}
+
+/// The system counts a process as one of its cgroup until its memory is freed, which takes a while.
+#[tokio::test(flavor = "multi_thread")]
+async fn cgroup_is_removed_although_a_process_takes_long_to_end() {
+    let server = Server::start().await;
+    if !makes_cgroups(&server).await {
+        return;
+    }
+    let large = "import time; data = bytearray(b'x') * (300 << 20); print(flush=True); time.sleep(1000)";
+    let script = format!(
+        "grep ^0:: /proc/self/cgroup; coproc python3 -c \"{large}\"; read -r line <&${{COPROC[0]}}; kill -9 $COPROC_PID"
+    );
+    let ended = run_on(&server, &["run", "job", "--", "bash", "-c", &script]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let folder = folder(&ended.stdout).unwrap();
+    assert!(!folder.exists(), "{}", folder.display());
+}
+
+/// A nested `run` has its cgroup in that of the outer one, which cannot be removed before.
+#[tokio::test(flavor = "multi_thread")]
+async fn nested_run_that_outlives_the_outer_one_removes_both_cgroups() {
+    let server = Server::start().await;
+    if !makes_cgroups(&server).await {
+        return;
+    }
+    let redlatch = env!("CARGO_BIN_EXE_redlatch");
+    let inner = "echo $PPID; grep ^0:: /proc/self/cgroup; exec sleep 1000";
+    // Once the second line is there, the outer command ends.
+    let script = format!(
+        "coproc {redlatch} run inner -- sh -c '{inner}' 2>/dev/null; read -r run <&${{COPROC[0]}}; echo $run
+        read -r line <&${{COPROC[0]}}; echo $line"
+    );
+    let ended = run_on(&server, &["run", "outer", "--", "bash", "-c", &script]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let run = pid(ended.stdout.lines().next().unwrap());
+    let folder = folder(&ended.stdout).unwrap();
+    let outer = folder.parent().unwrap().to_owned();
+    assert!(folder.exists() && outer.file_name().unwrap().to_str().unwrap().starts_with("redlatch-"));
+    kill_process(run, Signal::TERM).unwrap();
+    eventually("both cgroups are removed", || async { !folder.exists() && !outer.exists() }).await;
+}
+
+/// Every user can read the name. A process with the id in its environment is the command's.
+#[tokio::test(flavor = "multi_thread")]
+async fn cgroup_does_not_show_the_id_of_its_run() {
+    let server = Server::start().await;
+    let script = "echo $REDLATCH_RUNS; grep ^0:: /proc/self/cgroup";
+    let ended = run_on(&server, &["run", "job", "--", "sh", "-c", script]).await;
+    let (ids, cgroup) = ended.stdout.split_once('\n').unwrap();
+    let id = ids.split(' ').next_back().unwrap();
+    assert!(!id.is_empty() && !cgroup.contains(id), "{ended:?}");
 }

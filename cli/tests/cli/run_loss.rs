@@ -58,6 +58,9 @@ async fn command_that_exceeds_max_hold_ends() {
     assert_eq!(running.line().await, "term");
     let ended = running.end().await;
     assert!(ended.code == 75 && ended.stderr.contains("its lease has reached --max-hold"), "{ended:?}");
+    // No point in time is that late.
+    let ended = run_on(&server, &["run", "--max-hold", "5000000000000000h", "job", "--", "true"]).await;
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let words = ["run", "--ttl", "3s", "--max-hold", "2s", "job", "--", "true"];
     let ended = run_on(&server, &words).await;
     assert!(ended.code == 64 && ended.stderr.contains("--max-hold is 2s"), "{ended:?}");

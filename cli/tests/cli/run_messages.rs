@@ -15,7 +15,7 @@ use crate::terminal::{REDLATCH, Terminal};
 const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.05; done";
 
 /// A pipe that takes no more bytes.
-fn full_pipe() -> (PipeReader, PipeWriter) {
+pub fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     while writer.write(&[b'.'; 4096]).is_ok() {}

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid};
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, soon};
 
 /// `timeout` makes a group of its own. Prints the process id of the command in that group; `sh`
 /// ignores TERM, which only KILL can end.
@@ -158,4 +159,57 @@ async fn background_process_runs_on_after_the_command() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(is_alive(process));
     rustix::process::kill_process(process, Signal::KILL).unwrap();
+}
+
+/// Its main thread has ended, so that the system shows a zombie; another thread works, and ignores
+/// TERM. Prints its process id.
+const HEADLESS: &str = "
+import ctypes, os, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def work():
+    while ') Z ' not in open('/proc/%d/stat' % os.getpid()).read():
+        time.sleep(0.001)
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).pthread_exit(0)";
+
+/// Whether no thread of a process is left.
+fn has_no_thread(process: Pid) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let stats =
+        threads.into_iter().flatten().map(|thread| std::fs::read_to_string(thread?.path().join("stat")));
+    stats.flatten().all(|stat| stat.contains(") Z "))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn process_without_its_main_thread_does_not_run_beside_the_next_holder() {
+    let server = Server::start().await;
+    // By its group, or by its environment alone.
+    for (wrapper, options) in [("", &[][..]), ("setsid", &["--allow-daemons"])] {
+        let script = format!("{wrapper} python3 -c \"{HEADLESS}\" & exec sleep 1000");
+        let words =
+            [&["run", "--ttl", "6s", "--grace", "100ms"], options, &["job", "--", "sh", "-c", &script]]
+                .concat();
+        // It is waited for after a signal.
+        let mut running = RunningProgram::start(on(&server, &words));
+        let process = pid(&running.line().await);
+        running.signal(Signal::TERM);
+        let mut stderr = BufReader::new(running.child.stderr.take().unwrap()).lines();
+        let says = soon("a message", stderr.next_line()).await.unwrap().unwrap_or_default();
+        rustix::process::kill_process(process, Signal::KILL).unwrap();
+        assert!(
+            says.contains(&format!("not its processes {}", process.as_raw_nonzero())),
+            "{wrapper}: {says}"
+        );
+        assert_eq!(running.end().await.code, 128 + 15);
+        // It is killed after a loss.
+        let mut running = RunningProgram::start(on(&server, &words));
+        let process = pid(&running.line().await);
+        assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
+        let status = soon("the program ends", running.child.wait()).await.unwrap();
+        let has_ended = has_no_thread(process);
+        let _ = rustix::process::kill_process(process, Signal::KILL);
+        assert!(has_ended && status.code() == Some(75), "{wrapper}: {status}");
+    }
 }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
-use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, watchdog_of};
-use crate::support::{Server, eventually};
+use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, program, run_on, watchdog_of};
+use crate::support::{LONGEST_WAIT, Proxy, Server, Stopwatch, eventually};
 
 const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
@@ -65,7 +65,7 @@ async fn signal_ends_the_wait_for_a_release() {
     // Without the signal, it takes several times the limit of 20 s.
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(ended.code, 7, "{ended:?}");
-    assert!(ended.stderr.contains("until their TTLs expire"), "{ended:?}");
+    assert!(ended.stderr.contains("until its TTL expires"), "{ended:?}");
     server.resume();
     is_held(&server, "job", false).await;
 }
@@ -218,4 +218,41 @@ async fn stopped_watchdog_does_not_keep_the_lock() {
     assert_eq!(running.end().await.code, 0);
     assert!(!is_alive(watchdog));
     is_held(&server, "job", false).await;
+}
+
+/// With `-v`, it asks for the holder before it gives up, and the server may not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_the_question_for_the_holder() {
+    let server = Server::start().await;
+    let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
+    let proxy = Proxy::start(server.port()).await;
+    let url = proxy.url();
+    let watch = Stopwatch::start();
+    let ended = loop {
+        let mut command = program(&["run", "-n", "-v", "job", "--", "echo", "started"]);
+        command.env("REDLATCH_REDIS", &url);
+        // Time to hold the second reply back before the first one has arrived.
+        proxy.slow_down(Some(Duration::from_millis(100)));
+        let before = server.scripts_run().await;
+        let mut running = RunningProgram::start(command);
+        eventually("the lock is refused", || async { server.scripts_run().await > before }).await;
+        proxy.hold_replies(true);
+        let before = server.scripts_run().await;
+        eventually("it asks for the holder, or has ended", || {
+            let has_ended = running.child.try_wait().unwrap().is_some();
+            let asks = async || server.scripts_run().await > before;
+            async move { has_ended || asks().await }
+        })
+        .await;
+        proxy.slow_down(None);
+        if running.child.try_wait().unwrap().is_none() {
+            running.signal(Signal::TERM);
+            break running.end().await;
+        }
+        proxy.hold_replies(false);
+        assert!(watch.elapsed() < LONGEST_WAIT, "each reply came before");
+    };
+    proxy.hold_replies(false);
+    assert_eq!((ended.code, ended.stdout.as_str()), (128 + 15, ""), "{ended:?}");
+    guard.release().await.unwrap();
 }

@@ -239,3 +239,20 @@ async fn watchdog_names_its_lock_and_its_run() {
     running.signal(Signal::TERM);
     assert_eq!(running.end().await.code, 128 + 15);
 }
+
+/// The watchdog has sent TERM by then, and a second one would end the clean-up of many programs.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_that_resumes_during_the_grace_sends_no_second_term() {
+    let server = Server::start().await;
+    let script = "trap 'echo term' TERM; echo in; while :; do sleep 0.02; done";
+    let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    assert_eq!(running.line().await, "in");
+    server.pause();
+    running.signal(Signal::STOP);
+    assert_eq!(running.line().await, "term");
+    running.signal(Signal::CONT);
+    let ended = running.end().await;
+    server.resume();
+    assert_eq!((ended.code, ended.stdout.as_str()), (75, ""), "{ended:?}");
+}

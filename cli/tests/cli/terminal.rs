@@ -241,3 +241,24 @@ async fn background_command_that_reads_the_terminal_stops_until_fg() {
     terminal.press("exit 3\n");
     assert_eq!(terminal.end().await.0, Some(3));
 }
+
+/// Ctrl-Z where no shell could continue the program, as in `ssh -t HOST redlatch run`: the system
+/// does not stop the program, so the command must not stand still with the lock held.
+#[tokio::test(flavor = "multi_thread")]
+async fn suspend_key_without_a_shell_does_not_stop_the_command() {
+    let server = Server::start().await;
+    let ticks = "while :; do echo tick; sleep 0.01; done";
+    let mut terminal = Terminal::start(&[REDLATCH, "run", "job", "--", "sh", "-c", ticks], &server);
+    terminal.shows("tick").await;
+    for presses in 1..3 {
+        terminal.press("\u{1a}");
+        // The terminal shows the key once it has sent the signal.
+        let after = || terminal.screen().splitn(presses + 1, "^Z").nth(presses).map(str::to_owned);
+        let ticks = || after().is_some_and(|after| after.matches("tick").count() > 9);
+        eventually("the command goes on", || async { ticks() }).await;
+    }
+    terminal.press("\u{3}");
+    let (code, screen) = terminal.end().await;
+    assert_eq!(code, Some(128 + 2), "{screen}");
+    crate::program::is_held(&server, "job", false).await;
+}
