@@ -34,7 +34,10 @@ var (
 	ErrTooManyReaders = errors.New("redlatch: the maximum number of readers hold the lock or wait")
 	refusals          = map[int64]error{0: ErrLost, -1: ErrLost, -2: ErrWrongType, -3: ErrWrongType,
 		-4: ErrTooDeep, -5: ErrMalformed, -6: ErrWouldDeadlock, -7: ErrTooManyReaders}
-	final    = regexp.MustCompile(`^(ERR|NOAUTH|NOPERM|WRONG)|closed$`) // do not repeat, but for:
+	errLate = fmt.Errorf("%w: it was granted too late", ErrLost)
+	// Do not repeat, but for those that pass. go-redis 9.23 begins that of a new connection so, and
+	// may pass it on: "failed to authenticate: WRONGPASS ...". The name of a lock comes later.
+	final    = regexp.MustCompile(`^(failed to .+: )?(ERR|NOAUTH|NOPERM|WRONG)|closed$`)
 	passes   = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b`)
 	tagged   = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
 	reserved = regexp.MustCompile(`(?s)^\{[^}]+\}$|\}.*:(fence|waiters)$|\{\}node$`)
@@ -62,7 +65,7 @@ func (k Kind) verb() string   { return path.Base(string(k)) }
 type Lock struct {
 	Kind        Kind          // Mutex, Reentrant, Read or Write
 	Name, Owner string        // the owner of nested holds is a random text
-	TTL         time.Duration // how long the lock stays held without a renewal; 0: 30 s
+	TTL         time.Duration // held so long without a renewal: 3 ms to 9999999999 ms; 0: 30 s
 	NoWait      bool          // try once: fail with ErrBusy if another client holds the lock
 }
 
@@ -76,8 +79,8 @@ func (l Lock) check(prefix string) error {
 		return fmt.Errorf("%w: no name, or one above 512 bytes, or a prefix above 128", ErrInvalidLock)
 	case reserved.MatchString(key), strings.Contains(key, "}") && !tagged.MatchString(key):
 		return fmt.Errorf("%w: %q is reserved, or has a } without a hash tag", ErrInvalidLock, key)
-	case ttl < 1 || ttl > 9_999_999_999:
-		return fmt.Errorf("%w: the TTL %v is below 1 ms or above 115 days", ErrMalformed, l.TTL)
+	case ttl < 3 || ttl > 9_999_999_999: // 2 ms of it are the reserve: 1 or 2 ms are never valid
+		return fmt.Errorf("%w: the TTL %v is below 3 ms or above 9999999999 ms", ErrMalformed, l.TTL)
 	case l.Kind == Reentrant && (l.Owner == "" || l.Owner == "mode"):
 		return fmt.Errorf("%w: Reentrant requires an owner, other than \"mode\"", ErrMalformed)
 	case l.Kind != Mutex && (len(l.Owner) > 256 || strings.HasPrefix(l.Owner, ":") ||
@@ -98,12 +101,13 @@ type Client struct {
 	stop            context.CancelFunc // of closing
 	waiters         sync.Map           // attempt -> context.CancelFunc, which ends its pause
 	ended           sync.Map           // attempt -> *Lease, for a minute: a failover may revive it
-	closer          sync.Mutex         // while Close begins, or an Acquire: no Add beside the Wait
+	closer          sync.Mutex         // while Close begins, or what it waits for: no Add beside the Wait
 	background      sync.WaitGroup     // calls of Acquire, and attempts that are being given up
 	offset          atomic.Int64       // microseconds from the local clock to the server's
 }
 
-// New subscribes. It returns when ctx ends, even if go-redis still waits for a server.
+// New subscribes, but not with a [redis.Ring]. It returns when ctx ends, even if go-redis still
+// waits for a server.
 //
 // Use the prefix "lock:": clients with the same prefix share locks. Scripts of nil are those of the
 // module.
@@ -132,9 +136,13 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 	}
 	c.observe(now.Val().UnixMicro())
 	c.closing, c.stop = context.WithCancel(context.WithoutCancel(ctx))
-	confirmed, confirm := context.WithTimeout(ctx, time.Second)
-	go c.listen(c.closing, confirm)
-	<-confirmed.Done()
+	// A ring has no subscription: it would be at one shard, while the scripts of the others publish,
+	// find no subscriber, and drop the waiter as dead. And Ring.Subscribe panics if no shard is up.
+	if _, ok := db.(*redis.Ring); !ok {
+		confirmed, confirm := context.WithTimeout(ctx, time.Second)
+		go c.listen(c.closing, confirm)
+		<-confirmed.Done()
+	}
 	return c, nil
 }
 
@@ -173,7 +181,7 @@ func (c *Client) listen(ctx context.Context, confirm func()) {
 			attempts, _, _ := strings.Cut(message.Payload, " ")
 			for attempt := range strings.SplitSeq(attempts, ",") {
 				if lease, ok := c.ended.Load(attempt); ok {
-					go lease.(*Lease).call(ctx, idle, "release", "", c.minToken())
+					go lease.(*Lease).releaseAgain(ctx)
 				} else if wake, ok := c.waiters.Load(attempt); ok {
 					wake.(context.CancelFunc)()
 				}
@@ -201,7 +209,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// begin counts a call, unless the client is closed.
+// begin counts what Close waits for, unless the client is closed.
 func (c *Client) begin() bool {
 	c.closer.Lock()
 	defer c.closer.Unlock()
@@ -235,7 +243,17 @@ func (c *Client) WriteFenced(ctx context.Context, valueKey, tokenKey string, tok
 
 // Acquire waits until the lock is granted or ctx ends, also while no server answers. If ctx ends,
 // the error is that of ctx, with the text of the failure that the last request met, if it failed.
-func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
+func (c *Client) Acquire(ctx context.Context, lock Lock) (*Lease, error) {
+	for {
+		lease, err := c.attempt(ctx, lock)
+		if err != errLate || lock.NoWait {
+			return lease, err
+		}
+	}
+}
+
+// attempt is Acquire until a grant comes too late, as after suspension: a new attempt then follows.
+func (c *Client) attempt(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	lock.TTL = cmp.Or(lock.TTL, defaultTTL)
 	l := &Lease{Lock: lock, c: c, attempt: rand.Text(), ttl: lock.TTL.Milliseconds()}
 	key, base := c.prefix+l.Name, c.prefix+l.Name
@@ -265,7 +283,9 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	defer func() {
 		cancel(nil) // also the pauses
 		c.waiters.Delete(l.attempt)
-		if err != nil && err != ErrBusy { // the attempt may be queued or hold the lock
+		// The attempt may be queued or hold the lock. After a busy answer too, if go-redis may have
+		// repeated the request, 8 ms later at the soonest: the first copy may still be on its way.
+		if err != nil && (err != ErrBusy || time.Since(*l.sent.Load()) >= 8*time.Millisecond) {
 			c.background.Go(func() { l.Release() })
 		}
 	}()
@@ -278,11 +298,11 @@ func (c *Client) Acquire(ctx context.Context, lock Lock) (_ *Lease, err error) {
 		answer, err := l.call(ctx, max(l.TTL/4, poll), l.Kind.verb(), l.place, "", l.ttl, c.minToken(), l.claim, l.channel).Result()
 		if token, ok := answer.(int64); ok && token >= 0 && l.IsValid() {
 			l.Token = token
-			time.AfterFunc(l.remaining()/3, l.keep)
+			go l.keep()
 			return l, nil
 		} else if ok { // refused, or granted too late
-			return nil, cmp.Or(refusals[token], ErrLost)
-		} else if l.NoWait || err != nil && isFinal(err) {
+			return nil, cmp.Or(refusals[token], errLate)
+		} else if (l.NoWait || err != nil && isFinal(err)) && context.Cause(ctx) != ErrClosed {
 			return nil, cmp.Or(err, ErrBusy)
 		} else if busy, ok := answer.([]any); ok { // pttl and the server's clock
 			c.observe(busy[1].(int64))
@@ -319,7 +339,7 @@ type Lease struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	releasing  sync.Mutex // while a Release is sent
+	releasing  sync.Mutex // until its answer: one release at a time
 	isReleased bool
 
 	attempt, owner, ttl, claim, channel any // words of requests; nil: left out
@@ -339,7 +359,7 @@ func (l *Lease) call(ctx context.Context, limit time.Duration, verb string, word
 		reply = redis.NewCmd(ctx)
 		reply.SetErr(fmt.Errorf("redlatch: lock %s: no answer to %s: %w", l.Name, verb, err))
 		if ctx.Err() == nil {
-			l.c.testIdle()
+			l.testIdle()
 		}
 	}
 	if answers, ok := reply.Val().([]any); ok { // one; or -5: the call is malformed
@@ -361,17 +381,18 @@ func within[T any](ctx context.Context, request func() T) (reply T, err error) {
 }
 
 // testIdle sends PING on idle connections, so that silent ones are busy until go-redis closes them.
-func (c *Client) testIdle() {
-	test := func(ctx context.Context, db *redis.Client) error {
-		for range db.PoolStats().IdleConns {
-			go db.Ping(ctx)
-		}
-		return nil
+// It must not wait: a renewal would outlast its lease while go-redis asks each silent node of a
+// cluster for the slots, as ForEachMaster does. ReloadState only starts that.
+func (l *Lease) testIdle() {
+	db, _ := l.c.db.(*redis.Client)
+	if cluster, ok := l.c.db.(*redis.ClusterClient); ok {
+		cluster.ReloadState(l.ctx)
+		db, _ = cluster.MasterForKey(l.ctx, l.keys[0]) // as known since New: no request
 	}
-	if cluster, ok := c.db.(*redis.ClusterClient); ok {
-		cluster.ForEachMaster(context.Background(), test)
-	} else if db, ok := c.db.(*redis.Client); ok {
-		test(context.Background(), db)
+	if db != nil {
+		for range db.PoolStats().IdleConns {
+			go db.Ping(context.Background())
+		}
 	}
 }
 
@@ -390,12 +411,16 @@ func (l *Lease) remaining() time.Duration {
 }
 
 // keep renews after a third of the TTL, then soon while no answer comes, and ends at the deadline.
+// It looks each second: a timer stops during suspension, and would show the loss up to a third of
+// the TTL after it.
 func (l *Lease) keep() {
 	if l.ctx.Err() == nil {
-		l.Renew(l.ctx)
 		wait := l.remaining() - (l.TTL-l.TTL/100)*2/3 // since the last request that was answered left
-		wait = min(max(wait, min(l.TTL/30, time.Second)), l.remaining())
-		time.AfterFunc(max(wait, time.Millisecond), l.keep)
+		if wait <= 0 {
+			l.Renew(l.ctx)
+			wait = l.TTL / 30
+		}
+		time.AfterFunc(max(min(wait, time.Second, l.remaining()), time.Millisecond), l.keep)
 	}
 }
 
@@ -412,12 +437,19 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 
 func (l *Lease) extend(ctx context.Context, verb string, minToken any) error {
 	sent, now, err := time.Now(), int64(0), error(nil)
-	if l.IsValid() {
+	if l.ctx.Err() != nil {
+		return ErrLost // given up already, or released
+	} else if l.IsValid() {
 		now, err = l.call(ctx, l.remaining()/4, verb, l.ttl, minToken).Int64()
 	}
 	if err == nil && now <= 0 && now != -5 || !l.IsValid() { // no answer revives an expired lease
 		l.cancel(ErrLost)
-		l.c.background.Go(func() { l.giveUp(ErrLost) })
+		isCounted := l.c.begin() // not while Close waits: a group that grows then panics
+		go func() {
+			if l.giveUp(ErrLost); isCounted {
+				l.c.background.Done()
+			}
+		}()
 		return ErrLost
 	} else if now > 0 {
 		l.c.observe(now)
@@ -428,32 +460,24 @@ func (l *Lease) extend(ctx context.Context, verb string, minToken any) error {
 
 // Release releases the lock, or fails with [ErrLost]. It waits for an answer for one TTL at most.
 // Once it has succeeded, it returns nil again and sends nothing; after a failure, it tries again.
-func (l *Lease) Release() error {
+func (l *Lease) Release() error { return l.giveUp(context.Canceled) }
+
+// giveUp leaves the queue, releases what was granted and makes the server refuse late requests.
+func (l *Lease) giveUp(cause error) (err error) {
+	if l.cancel(cause); context.Cause(l.ctx) != cause { // the lease has ended before
+		return ErrLost
+	}
 	l.releasing.Lock()
 	defer l.releasing.Unlock()
 	if l.isReleased {
 		return nil // the server forgets a release after a minute: it would answer that it was lost
 	}
-	err := l.giveUp(context.Canceled)
-	l.isReleased = err == nil
-	return err
-}
-
-// giveUp leaves the queue, releases what was granted and makes the server refuse late requests.
-func (l *Lease) giveUp(cause error) error {
-	if l.cancel(cause); context.Cause(l.ctx) != cause { // the lease has ended before
-		return ErrLost
-	}
+	defer func() { l.isReleased = err == nil }()
 	ctx, cancel := context.WithTimeout(context.Background(), l.TTL)
 	defer cancel()
 	if l.place != "" {
-		// Not before: a poll may find a grant before its message is read. If the message were read
-		// while this release is on its way, the listener would send another one. That one would
-		// release the lock, and this one would be told that the lease was lost.
-		defer func() {
-			l.c.ended.Store(l.attempt, l)
-			time.AfterFunc(time.Minute, func() { l.c.ended.Delete(l.attempt) })
-		}()
+		l.c.ended.Store(l.attempt, l)
+		defer time.AfterFunc(time.Minute, func() { l.c.ended.Delete(l.attempt) })
 	}
 	for ; ; time.Sleep(100 * time.Millisecond) {
 		released, err := l.call(ctx, max(l.TTL/4, poll), "release", "", l.c.minToken(), 1, l.claim, l.channel).Int64()
@@ -461,4 +485,13 @@ func (l *Lease) giveUp(cause error) error {
 			return cmp.Or(err, refusals[max(released, 0)])
 		}
 	}
+}
+
+// releaseAgain is for a message that names this attempt after its end: a failover may have revived
+// it. Or a poll was granted the lock, and the message of that grant is read late. If this request
+// came before a release under way, that one would be told that the lease was lost: it waits.
+func (l *Lease) releaseAgain(ctx context.Context) {
+	l.releasing.Lock()
+	defer l.releasing.Unlock()
+	l.call(ctx, idle, "release", "", l.c.minToken())
 }

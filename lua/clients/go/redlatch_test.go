@@ -327,6 +327,32 @@ func TestWaitersAreNotified(t *testing.T) {
 	handOver(t, db, 20, client(t), client(t))
 }
 
+// Ring.Subscribe panics if no shard is up. And it subscribes at one shard, while the scripts of the
+// others publish, find no subscriber, and drop the waiter as dead.
+func TestRingIsPolledWithoutSubscription(t *testing.T) {
+	address, stop, err := startServer(t.TempDir())
+	wants(t, err, nil)
+	defer stop()
+	db := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": address},
+		HeartbeatFrequency: 20 * time.Millisecond})
+	defer db.Close()
+	c := open(t, db)
+	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
+	granted := acquireLater(t, redis.NewClient(&redis.Options{Addr: address}), c, mutex(20*time.Second))
+	if channels := db.PubSubChannels(ctx, "*").Val(); len(channels) != 0 {
+		t.Errorf("subscribed to %v", channels)
+	}
+	began := time.Now()
+	wants(t, lease.Release(), nil)
+	wants(t, (<-granted).Release(), nil)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("granted after %v", took)
+	}
+	stop()
+	eventually(t, "the shard is down", func() bool { return db.Len() == 0 })
+	time.Sleep(500 * time.Millisecond) // a subscription would be tried again
+}
+
 // hook runs before each command of a client.
 type hook func(redis.Cmder)
 
@@ -340,7 +366,8 @@ func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // A poll may find a grant before its message is read: then the message comes during the release.
-func TestMessageDuringReleaseIsNoSecondRelease(t *testing.T) {
+// A message that a failover's grant has sent must not be missed in that time.
+func TestMessageDuringReleaseIsDealtWithAfterIt(t *testing.T) {
 	db, user := fresh(t), plain(t)
 	c := open(t, user)
 	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
@@ -353,12 +380,13 @@ func TestMessageDuringReleaseIsNoSecondRelease(t *testing.T) {
 		if isRelease && releases.Add(1) == 1 { // before it is sent
 			db.Publish(ctx, c.channel, fmt.Sprint(lease.attempt, " 1 1 lock:x"))
 			time.Sleep(200 * time.Millisecond) // a second release would be served now
+			if n := releases.Load(); n != 1 {
+				t.Errorf("%d releases at once", n)
+			}
 		}
 	}))
 	wants(t, lease.Release(), nil)
-	if n := releases.Load(); n != 1 {
-		t.Errorf("%d releases were sent", n)
-	}
+	eventually(t, "a release for the message", func() bool { return releases.Load() == 2 })
 }
 
 // With a scan, a message takes longer for each attempt that ended within a minute: a client of 100
@@ -448,6 +476,60 @@ func TestLossIsReportedAfterForce(t *testing.T) {
 	wants(t, next.Release(), nil)
 }
 
+func TestRenewalsOfALostLeaseSendNothing(t *testing.T) {
+	db, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
+	db.Del(ctx, "lock:x")
+	wants(t, lease.Renew(ctx), ErrLost)
+	c.background.Wait() // it is given up
+	calls := scriptCalls(db)
+	for range 3 {
+		wants(t, lease.Renew(ctx), ErrLost)
+	}
+	c.background.Wait()
+	if n := scriptCalls(db) - calls; n != 0 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// A group that grows while Wait returns panics: "WaitGroup is reused before previous Wait has
+// returned".
+func TestLossBesideClose(t *testing.T) {
+	db := redis.NewClient(&redis.Options{Addr: addr})
+	db.Close() // so that a release fails at once
+	for range 2000 {
+		c := &Client{db: db, scripts: map[string]*redis.Script{"mutex": redis.NewScript("")}}
+		c.closing, c.stop = context.WithCancel(ctx)
+		var losses sync.WaitGroup
+		c.begin()
+		for range 8 {
+			l := &Lease{Lock: mutex(time.Second), c: c, keys: []string{"x", "y", "z"}}
+			l.ctx, l.cancel = context.WithCancelCause(ctx)
+			l.sent.Store(&time.Time{}) // its deadline has passed
+			losses.Go(func() { wants(t, l.Renew(ctx), ErrLost) })
+		}
+		losses.Go(c.background.Done)
+		c.Close()
+		losses.Wait()
+	}
+}
+
+// Timers stop during suspension, so that one for a third of the TTL would fire long after it.
+func TestLossIsReportedSoonAfterSuspension(t *testing.T) {
+	_, c := fresh(t), client(t)
+	lease := must(c.Acquire(ctx, mutex(30*time.Second)))
+	time.Sleep(50 * time.Millisecond) // it waits for the first renewal
+	before := time.Now().Add(-31 * time.Second)
+	lease.sent.Store(&before) // as if the machine had been suspended for 31 s
+	began := time.Now()
+	<-lease.Context().Done()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("the loss was reported after %v", took)
+	}
+	wants(t, context.Cause(lease.Context()), ErrLost)
+	c.background.Wait()
+}
+
 func TestLateReleaseReportsLoss(t *testing.T) {
 	db, c := fresh(t), client(t)
 	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
@@ -523,6 +605,15 @@ func TestCloseEndsWaitersAndRefusesNewOnes(t *testing.T) {
 	wants(t, b.Close(), nil)
 }
 
+func TestCloseEndsATry(t *testing.T) {
+	db, c := fresh(t), client(t)
+	db.ClientPause(ctx, 600*time.Millisecond)
+	time.AfterFunc(200*time.Millisecond, func() { c.Close() })
+	_, err := c.Acquire(ctx, try(mutex(20*time.Second)))
+	wants(t, err, ErrClosed)
+	c.Close()
+}
+
 func TestSecondReleaseSucceedsIfTheFirstOneDid(t *testing.T) {
 	db, c := fresh(t), client(t)
 	lease := must(c.Acquire(ctx, mutex(20*time.Second)))
@@ -554,6 +645,78 @@ func TestTimeoutNamesTheLastFailure(t *testing.T) {
 	if errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v: a cancellation, not a timeout", err)
 	}
+}
+
+func TestWhichErrorsLast(t *testing.T) {
+	for text, lasts := range map[string]bool{
+		"NOPERM this user has no permissions":                                 true,
+		"ERR Error running script: @user_script: NOPERM":                      true,
+		"failed to authenticate: WRONGPASS invalid username":                  true,
+		"failed to initialize connection options: NOPERM no permissions":      true,
+		"redis: client is closed":                                             true,
+		"failed to initialize connection options: LOADING Redis is loading":   false,
+		"failed to authenticate: dial tcp 127.0.0.1:1: connection refused":    false,
+		"ERR Error running script: @user_script: OOM command not allowed":     false,
+		"READONLY You can't write against a read only replica.":               false,
+		"redlatch: lock a: ERR: no answer to acquire: context canceled":       false,
+		"redlatch: lock WRONG: no answer to acquire: context canceled":        false,
+		"dial tcp: lookup ERR.example.org: no such host":                      false,
+		"read tcp 127.0.0.1:1->127.0.0.1:2: use of closed network connection": false,
+	} {
+		if isFinal(errors.New(text)) != lasts {
+			t.Errorf("%s: not %v", text, lasts)
+		}
+	}
+}
+
+// go-redis repeats a request whose connection broke. The second copy finds the lock held, and the
+// first one, on its way for longer, finds it free: without a release nobody holds it for a TTL.
+func TestBusyTryThatWasRepeatedIsGivenUp(t *testing.T) {
+	db, a := fresh(t), client(t)
+	lease := must(a.Acquire(ctx, mutex(20*time.Second)))
+	proxy := must(net.Listen("tcp", "127.0.0.1:0"))
+	defer proxy.Close()
+	late := make(chan func(), 1) // delivers the first copy
+	go func() {
+		for {
+			near, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			far := must(net.Dial("tcp", addr))
+			go io.Copy(near, far)
+			go func() {
+				defer near.Close()
+				for buffer := make([]byte, 4096); ; {
+					n, err := near.Read(buffer)
+					if err != nil {
+						return
+					} else if strings.Contains(string(buffer[:n]), "acquire") && len(late) == 0 {
+						late <- func() { far.Write(buffer[:n]) }
+						return
+					}
+					far.Write(buffer[:n])
+				}
+			}()
+		}
+	}()
+	b := open(t, redis.NewClient(&redis.Options{Addr: proxy.Addr().String()}))
+	_, err := b.Acquire(ctx, try(mutex(20*time.Second)))
+	wants(t, err, ErrBusy)
+	b.background.Wait()
+	wants(t, lease.Release(), nil)
+	calls := scriptCalls(db)
+	(<-late)()
+	eventually(t, "the first copy is served", func() bool { return scriptCalls(db) > calls })
+	if db.Exists(ctx, "lock:x").Val() != 0 {
+		t.Error("the attempt that has ended was granted the lock")
+	}
+}
+
+func TestLateGrantBeginsANewAttempt(t *testing.T) {
+	db, c := fresh(t), client(t)
+	db.ClientPause(ctx, 80*time.Millisecond) // longer than the TTL, less than the limit of a request
+	wants(t, must(c.Acquire(ctx, mutex(50*time.Millisecond))).Release(), nil)
 }
 
 func TestUnansweredAcquireIsRepeated(t *testing.T) {
@@ -611,6 +774,7 @@ func TestMalformedWordsAreNamedBeforeTheyAreSent(t *testing.T) {
 	}{
 		{Lock{Kind: Mutex, Name: "x", TTL: -time.Second}, ErrMalformed, "TTL -1s"},
 		{Lock{Kind: Mutex, Name: "x", TTL: time.Microsecond}, ErrMalformed, "TTL 1µs"},
+		{Lock{Kind: Mutex, Name: "x", TTL: time.Millisecond}, ErrMalformed, "TTL 1ms"},
 		{Lock{Kind: Mutex, Name: "x", TTL: 1e7 * time.Second}, ErrMalformed, "TTL 2777h"},
 		{Lock{Kind: Reentrant, Name: "x"}, ErrMalformed, "requires an owner"},
 		{Lock{Kind: Reentrant, Name: "x", Owner: "a b"}, ErrMalformed, `owner "a b"`},
@@ -842,6 +1006,29 @@ func TestCluster(t *testing.T) {
 		nothingLeft(t, node)
 		return nil
 	})
+
+	// All nodes are silent: go-redis asks them for the slots one after the other, for 3 s each.
+	lock := Lock{Kind: Mutex, Name: "silent", TTL: time.Second}
+	lease := must(a.Acquire(ctx, lock))
+	db.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		return node.ClientPause(ctx, 20*time.Second).Err()
+	})
+	began := time.Now()
+	limited, cancel := context.WithTimeout(ctx, 600*time.Millisecond)
+	defer cancel()
+	_, err := b.Acquire(limited, lock)
+	wants(t, err, context.DeadlineExceeded)
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("a limit of 600 ms took %v", took)
+	}
+	<-lease.Context().Done()
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Errorf("a lease of 1 s ended after %v", took)
+	}
+	wants(t, a.Close(), nil)
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("the end of a lease of 1 s, and Close, took %v", took)
+	}
 }
 
 func TestSentinel(t *testing.T) {

@@ -86,8 +86,11 @@ func (a answer) count(c command) (err error) {
 		}
 		longest = max(longest, time.Since(requested).Milliseconds())
 		isAscending, token = isAscending && lease.Token > token, lease.Token
-		value, _ := db.(redis.UniversalClient).Get(lease.Context(), c.Key).Int64()
-		err = cmp.Or(db.(redis.UniversalClient).Set(lease.Context(), c.Key, value+1, 0).Err(), lease.Release())
+		value, failure := db.(redis.UniversalClient).Get(lease.Context(), c.Key).Int64()
+		if failure == nil || failure == redis.Nil { // after any other failure, it would count from 0
+			failure = db.(redis.UniversalClient).Set(lease.Context(), c.Key, value+1, 0).Err()
+		}
+		err = cmp.Or(failure, lease.Release())
 	}
 	a["increments"], a["longest_ms"], a["tokens_ascending"] = increments, longest, isAscending
 	return err
