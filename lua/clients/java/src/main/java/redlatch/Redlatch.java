@@ -14,12 +14,14 @@ import java.nio.file.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import java.util.concurrent.atomic.AtomicInteger;
 
 /** Locks on Redis and Valkey, by the protocol of {@code lua/README.md}. Safe for many threads. */
 public final class Redlatch implements AutoCloseable {
   public enum Reason {
     ENDED, WRONG_TYPE, NO_TTL, TOO_DEEP, MALFORMED, WOULD_DEADLOCK, TOO_MANY_READERS, // -1 to -7
-    TIMED_OUT, SERVER // SERVER: an error reply, or no answer; the cause has the details
+    TIMED_OUT, SERVER, // SERVER: an error reply, or no answer; the cause has the details
+    CLOSED // the client was closed
   }
 
   /** A lock was refused or not granted in time, or the server did not answer. */
@@ -36,7 +38,7 @@ public final class Redlatch implements AutoCloseable {
       + "|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\\b.*";
   private static final long STEP = 5_000_000; // µs; a raised min_token slows a lock's next acquire
   private static final long LIMIT_MS = 5000; // of a request: a quarter of the lease, if it is less
-  private static final Duration LONGEST = Duration.ofMillis(9_999_999_999L); // a TTL
+  private static final Duration LONGEST = Duration.ofMillis(9_999_999_999L); // a TTL, or a wait
   private static final int POLL_MS = 100; // the pause of a waiter that cannot be notified
   private final AbstractRedisClient client;
   private final ScheduledExecutorService timer; // Lettuce's own, which no caller can block
@@ -46,11 +48,19 @@ public final class Redlatch implements AutoCloseable {
   private final Map<String, Semaphore> waiters = new ConcurrentHashMap<>(); // by their attempts
   private final Map<String, Lease> ended = new ConcurrentHashMap<>(); // a failover may revive them
   private final CountDownLatch confirmed = new CountDownLatch(1);
+  private final Thread subscriber;
   private long offset = Long.MIN_VALUE; // from the local clock to the server's, in µs
   private volatile CompletableFuture<Link> link; // not done while one is replaced
   private volatile boolean isSubscribed, isClosed;
   private volatile Semaphore broken = new Semaphore(0); // of the present subscription
   private boolean isReplacing;
+  private final AtomicInteger underWay = new AtomicInteger(); // acquires and releases
+  private final AtomicInteger breaks = new AtomicInteger(); // of all connections of `client`
+  private final RedisConnectionStateListener onBreak = new RedisConnectionStateAdapter() {
+    @Override public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
+      breaks.incrementAndGet();
+    }
+  };
 
   /** A connection for requests: to one server, or to a cluster. */
   private record Link(StatefulConnection<String, String> connection,
@@ -72,10 +82,12 @@ public final class Redlatch implements AutoCloseable {
     Link first = connect();
     link = completedFuture(first);
     timer = client.getResources().eventExecutorGroup();
-    timeoutMs = first.connection.getTimeout().toMillis();
+    long ms = millis(first.connection.getTimeout());
+    timeoutMs = ms == 0 ? 60_000 : ms; // 0: no timeout, for Lettuce
     first.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
         .toCompletableFuture().join();
-    start(this::subscribe);
+    client.addListener(onBreak);
+    subscriber = start(this::subscribe);
     try {
       confirmed.await(1, SECONDS);
     } catch (InterruptedException e) {
@@ -100,23 +112,27 @@ public final class Redlatch implements AutoCloseable {
     return new Link(connection, connection.async());
   }
 
-  private static void start(Runnable task) {
+  private static Thread start(Runnable task) {
     Thread thread = new Thread(task, "redlatch");
     thread.setDaemon(true);
     thread.start();
+    return thread;
   }
 
   /** Replaces a connection that did not answer in time. Requests wait for the new one, for 1 s. */
   private synchronized void replace(Link silent) {
-    if (link.getNow(null) != silent || isReplacing || isClosed) return;
+    if (link.isCompletedExceptionally() || link.getNow(null) != silent || isReplacing) return;
     isReplacing = true;
     var next = new CompletableFuture<Link>().completeOnTimeout(silent, 1, SECONDS);
     link = next;
     start(() -> {
       try {
         Link made = connect();
-        if (!next.complete(made)) link = completedFuture(made);
-        silent.connection.closeAsync();
+        synchronized (this) {
+          if (link.isCompletedExceptionally()) made.connection.closeAsync(); // closed meanwhile
+          else if (!next.complete(made)) link = completedFuture(made);
+        }
+        timer.schedule(silent.connection::closeAsync, LIMIT_MS, MILLISECONDS); // others use it
       } catch (RuntimeException e) { // Lettuce connects again as well
         next.complete(silent);
       } finally {
@@ -152,19 +168,36 @@ public final class Redlatch implements AutoCloseable {
         isSubscribed = true;
         confirmed.countDown();
         waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
-        while (!mine.tryAcquire(5, SECONDS) && !isClosed) news.async().ping().get(1, SECONDS);
+        while (!isClosed && !mine.tryAcquire(5, SECONDS)) news.async().ping().get(1, SECONDS);
       } catch (Exception e) { // connect again
       }
       isSubscribed = false;
+      if (isClosed) return;
       java.util.concurrent.locks.LockSupport.parkNanos(POLL_MS * 1_000_000L);
     }
   }
 
-  /** Closes the connections. Release the leases before. */
+  /**
+   * Ends waiting calls, and closes the connections. Before, waits for releases that are under way,
+   * for 5 s at most: an attempt that is not given up may hold its lock for a TTL. Release the
+   * leases before.
+   */
   @Override public void close() {
     isClosed = true;
     broken.release();
-    link.thenAccept(used -> used.connection.close());
+    waiters.values().forEach(Semaphore::release);
+    long end = System.nanoTime() + Math.min(LIMIT_MS, timeoutMs) * 1_000_000;
+    try {
+      while (underWay.get() > 0 && System.nanoTime() < end) Thread.sleep(5);
+      subscriber.join(1000); // its connection is closed too, before the caller shuts Lettuce down
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+    }
+    client.removeListener(onBreak);
+    synchronized (this) {
+      link.thenAccept(used -> used.connection.close());
+      link = failedFuture(new IllegalStateException("closed"));
+    }
   }
 
   // The holds of one owner, for instance a UUID, nest. For read and write, "" means no owner.
@@ -195,6 +228,10 @@ public final class Redlatch implements AutoCloseable {
     if (!isMet) throw new IllegalArgumentException(rule + ", not " + value);
   }
 
+  private static long millis(Duration time) { // toMillis of 292 million years or more throws
+    return (time.compareTo(LONGEST) > 0 ? LONGEST : time).toMillis();
+  }
+
   private static String randomId() { return UUID.randomUUID().toString().replace("-", ""); }
   private synchronized long minToken() { return (Moment.now().ms * 1000 + offset) / STEP * STEP; }
 
@@ -211,8 +248,9 @@ public final class Redlatch implements AutoCloseable {
         within(ms, used.redis.evalsha(used.redis.digest(source), ScriptOutputType.MULTI, k, w))
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
             ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
-        .orTimeout(ms, MILLISECONDS)
-        .whenComplete((answer, e) -> { if (("" + e).contains("TimeoutException")) replace(used); }))
+        .whenComplete((answer, e) -> { // the last 5 ms of a time limit say nothing about it
+          if (ms >= POLL_MS && ("" + e).contains("TimeoutException")) replace(used);
+        }))
         .orTimeout(ms, MILLISECONDS);
   }
 
@@ -231,19 +269,23 @@ public final class Redlatch implements AutoCloseable {
       require(isTtl, "ttl must be 1 to 9999999999 ms", ttl);
       require(!limit.isNegative(), "limit must be 0 or more", limit);
       boolean waits = !limit.isZero();
-      long maxMs = waits ? limit.toMillis() : client.timeoutMs;
+      long maxMs = waits ? millis(limit) : client.timeoutMs;
       Moment start = Moment.now();
+      client.underWay.incrementAndGet();
       Lease lease = client.new Lease(this, ttl.toMillis(), waits);
+      boolean isGranted = false;
       try {
         do {
           if (lease.sent != null) lease = client.new Lease(this, lease.ttlMs, waits); // late grant
           long pauseMs = lease.request(maxMs - start.ageMs());
-          if (lease.isValid()) return lease;
+          isGranted = lease.isValid() && !client.isClosed;
+          if (isGranted) return lease;
           if (waits) lease.wake.tryAcquire(Math.min(pauseMs, maxMs - start.ageMs()), MILLISECONDS);
         } while (waits && start.ageMs() < maxMs);
         throw new LockException(Reason.TIMED_OUT, this, lease.problem);
       } finally {
-        if (lease.sent == null) lease.end(false);
+        if (!isGranted) lease.end(false);
+        client.underWay.decrementAndGet();
       }
     }
   }
@@ -257,7 +299,8 @@ public final class Redlatch implements AutoCloseable {
     private final String attempt = randomId() + randomId().substring(24); // a UUID has 122 bits
     private final Semaphore wake = new Semaphore(0);
     private Object queuedAt = ""; // the time of the first busy answer: the place in the queue
-    private Throwable problem; // of a request that may have run, or may yet run
+    private Throwable problem; // of the last request
+    private boolean isUnsure; // some request may have run, or may yet run
     private long token;
     private volatile Moment sent; // when the last grant or renewal was requested
     private volatile CompletableFuture<Boolean> released; // done if there is nothing to release
@@ -284,30 +327,40 @@ public final class Redlatch implements AutoCloseable {
     }
 
     private long request(long leftMs) throws InterruptedException { // returns the longest pause
-      wake.drainPermits();
+      wake.drainPermits(); // before the look at isClosed, which close() sets before it wakes
+      if (isClosed) throw refusal(Reason.CLOSED);
       Moment now = Moment.now();
+      int before = breaks.get();
       try {
         long ms = Math.min(limitMs, leftMs);
         Object answer = call(lock.kind, lock.keys, ms, lock.verb, attempt, lock.owner, queuedAt, "",
             ttlMs, minToken(), claimMs, wakeUps).get().get(0);
+        problem = null;
+        // Lettuce has sent it again: the first copy may arrive late, and be granted to nobody.
+        isUnsure |= breaks.get() != before;
         if (answer instanceof List<?> busy) { // pttl and the server's clock
           observe(busy.get(1));
-          if (claimMs == null) released = completedFuture(false);
-          else if (queuedAt.equals("")) queuedAt = busy.get(1);
+          if (claimMs == null) throw refusal(Reason.TIMED_OUT);
+          if (queuedAt.equals("")) queuedAt = busy.get(1);
           long poll = isSubscribed && channel.equals(wakeUps) ? Math.min(ttlMs, 3000) / 2 : POLL_MS;
           return Math.max(1, Math.min((Long) busy.get(0), poll));
         }
         token = (Long) answer;
-        if (token < 0 && problem == null && queuedAt.equals("")) released = completedFuture(false);
-        if (token < 0) throw new LockException(Reason.values()[(int) -token - 1], lock, null);
+        if (token < 0) throw refusal(Reason.values()[(int) -token - 1]);
         sent = now;
         renewIn(ttlMs / 3 - now.ageMs()); // at once if the grant came too late, to release it
         return 1;
       } catch (ExecutionException e) { // the outcome is unknown: the same request again
         problem = e.getCause();
+        isUnsure = true;
         if (claimMs != null && !isFinal(e)) return POLL_MS;
         throw new LockException(Reason.SERVER, lock, problem);
       }
+    }
+
+    private LockException refusal(Reason reason) {
+      if (!isUnsure && queuedAt.equals("")) released = completedFuture(false);
+      return new LockException(reason, lock, problem);
     }
 
     private void renewIn(long ms) { // at the deadline at the latest, to report the loss
@@ -324,7 +377,8 @@ public final class Redlatch implements AutoCloseable {
           : call(lock.kind, lock.keys, ms, verb, attempt, lock.owner, ttlMs, minToken);
       return reply.thenApply(answer -> {
         observe(answer.get(0));
-        if (answer.get(0).equals(-5L)) return isValid(); // refused: the lease is as it was
+        if (answer.get(0).equals(-5L)) // refused: the lease is as it was
+          throw new LockException(Reason.MALFORMED, lock, null);
         if ((Long) answer.get(0) <= 0 || !isValid()) end(true); // no late answer revives it
         sent = now;
         return isValid();
@@ -334,21 +388,14 @@ public final class Redlatch implements AutoCloseable {
     private synchronized CompletableFuture<Boolean> end(boolean isLost) {
       waiters.remove(attempt);
       if (released != null) return released;
-      released = giveUp(Moment.now()).whenComplete((isHeld, e) -> remember())
+      if (!queuedAt.equals("")) ended.put(attempt, this);
+      underWay.incrementAndGet();
+      released = giveUp(Moment.now())
+          .whenComplete((isHeld, e) -> underWay.decrementAndGet())
+          .whenComplete((isHeld, e) -> timer.schedule(() -> ended.remove(attempt), 1, MINUTES))
           .thenApply(isHeld -> isHeld && !isLost);
-      if (isLost) lost.completeAsync(() -> null);
+      if (isLost) start(() -> lost.complete(null)); // jobs that it stops may fill any common pool
       return released;
-    }
-
-    /**
-     * Once the release is answered, not before: a message that named the attempt meanwhile made a
-     * second release. If that came first, the lease's own found nothing, as if it had been lost.
-     */
-    private void remember() {
-      if (!queuedAt.equals("")) {
-        ended.put(attempt, this);
-        timer.schedule(() -> ended.remove(attempt), 1, MINUTES);
-      }
     }
 
     /** Releases until answered, or nothing is left. Remembers, since Lettuce repeats requests. */
@@ -356,18 +403,26 @@ public final class Redlatch implements AutoCloseable {
       return call(lock.kind, lock.keys, limitMs, "release", attempt, lock.owner, "", minToken(),
           1, claimMs, wakeUps).thenApply(answer -> (Long) answer.get(0) > 0)
           .exceptionallyComposeAsync(e -> isFinal(e) || start.ageMs() > ttlMs
-              ? failedFuture(e) : giveUp(start), delayedExecutor(POLL_MS, MILLISECONDS));
+              || link.isCompletedExceptionally() ? failedFuture(e) : giveUp(start),
+              task -> timer.schedule(task, POLL_MS, MILLISECONDS));
     }
 
-    private void releaseAgain() {
-      call(lock.kind, lock.keys, limitMs, "release", attempt, lock.owner, "", minToken());
+    /**
+     * For a message that names this attempt after its end: a failover may have revived it. Or a
+     * poll was granted the lock, and the message of that grant is read late. If this request came
+     * before a release under way, that one would find nothing, as if the lease had been lost.
+     */
+    private synchronized void releaseAgain() {
+      released.whenComplete((isHeld, e) -> call(lock.kind, lock.keys, limitMs, "release", attempt,
+          lock.owner, "", minToken()));
     }
 
     private boolean join(CompletableFuture<Boolean> reply) {
       try {
         return reply.copy().orTimeout(timeoutMs, MILLISECONDS).join();
       } catch (CompletionException e) {
-        throw new LockException(Reason.SERVER, lock, e.getCause());
+        throw e.getCause() instanceof LockException refused ? refused
+            : new LockException(Reason.SERVER, lock, e.getCause());
       }
     }
   }

@@ -76,6 +76,7 @@ public final class Worker {
     } catch (Redlatch.LockException e) {
       String error = switch (e.reason) {
         case ENDED, NO_TTL -> "wrong_type";
+        case CLOSED -> "failed";
         case SERVER -> e.getCause() instanceof RedisCommandExecutionException ? "failed" : "no_answer";
         default -> e.reason.name().toLowerCase();
       };

@@ -1,0 +1,223 @@
+package redlatch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.lang.reflect.Field;
+import java.time.Duration;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ForkJoinPool;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+
+/** A server that is slow or refuses, a program that is busy, and a client that is closed. */
+class OutagesTest {
+  private static final Duration TTL = Duration.ofSeconds(20);
+  private static final Duration LIMIT = Duration.ofSeconds(15);
+  private static final Duration TRY = Duration.ZERO;
+  private Server server;
+  private Redlatch a;
+  private Redlatch b;
+
+  @BeforeEach
+  void start() throws Exception {
+    server = new Server();
+    a = server.open();
+    b = server.open();
+  }
+
+  @AfterEach
+  void stop() throws Exception {
+    server.close();
+  }
+
+  private static <T> CompletableFuture<T> later(Callable<T> task) {
+    CompletableFuture<T> result = new CompletableFuture<>();
+    new Thread(() -> {
+      try {
+        result.complete(task.call());
+      } catch (Throwable e) {
+        result.completeExceptionally(e);
+      }
+    }).start();
+    return result;
+  }
+
+  private static Redlatch.LockException refusal(CompletableFuture<?> call) {
+    return (Redlatch.LockException) assertThrows(ExecutionException.class,
+        () -> call.get(20, TimeUnit.SECONDS)).getCause();
+  }
+
+  private void awaitWaiters(long count) {
+    Server.await(count + " waiters", () -> server.waiters("x") == count);
+  }
+
+  /** Until {@code writable}, scripts are refused with READONLY. */
+  private void readOnly() {
+    server.send("REPLICAOF", "127.0.0.1", 1);
+  }
+
+  private void writable() {
+    Server.await("a refusal", () -> String.valueOf(server.send("INFO", "errorstats")).contains("READONLY"));
+    server.send("REPLICAOF", "NO", "ONE");
+  }
+
+  @Test
+  void busy_common_pool_delays_neither_a_loss_nor_a_release() throws Exception {
+    Redlatch.Lease lost = a.mutex("lost").acquire(Duration.ofMillis(1500), LIMIT);
+    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+    CountDownLatch end = new CountDownLatch(1);
+    for (int i = 0; i < 64; i++) {
+      ForkJoinPool.commonPool().submit(() -> {
+        end.await();
+        return null;
+      });
+    }
+    try {
+      server.send("DEL", "lock:lost");
+      lost.lost.get(5, TimeUnit.SECONDS);
+      readOnly();
+      var released = later(lease::release);
+      writable();
+      assertTrue(released.get(5, TimeUnit.SECONDS));
+    } finally {
+      end.countDown();
+    }
+  }
+
+  @Test
+  void close_ends_waiters_which_leave_the_queue() throws Exception {
+    a.mutex("x").acquire(TTL, LIMIT);
+    var waiter = later(() -> b.mutex("x").acquire(TTL, Duration.ofHours(1)));
+    awaitWaiters(1);
+    long start = System.nanoTime();
+    b.close();
+    assertEquals(0, server.waiters("x"));
+    assertEquals("CLOSED", refusal(waiter).reason.name());
+    assertTrue(System.nanoTime() - start < 3_000_000_000L, "at once, not at the next poll");
+    assertEquals("CLOSED", refusal(later(() -> b.mutex("y").acquire(TTL, TRY))).reason.name());
+    b.close();
+  }
+
+  @Test
+  void close_waits_for_a_release_that_is_repeated() throws Exception {
+    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+    readOnly();
+    var released = later(lease::release);
+    Server.await("a refusal", () -> String.valueOf(server.send("INFO", "errorstats")).contains("READONLY"));
+    var closed = later(() -> {
+      a.close();
+      return server.number("EXISTS", "lock:x");
+    });
+    Thread.sleep(300);
+    writable();
+    assertEquals(0, closed.get(10, TimeUnit.SECONDS));
+    assertTrue(released.get(10, TimeUnit.SECONDS));
+  }
+
+  @Test
+  void close_leaves_no_connection_that_is_made_later() throws Exception {
+    Redlatch c = server.open();
+    Object before = field(c, "link");
+    var method = Redlatch.class.getDeclaredMethod("replace", before.getClass());
+    method.setAccessible(true);
+    long count = connections();
+    new ProcessBuilder("kill", "-STOP", "" + server.process.pid()).start().waitFor();
+    method.invoke(c, before); // connects to a server that does not answer
+    Thread.sleep(1200);
+    var closed = later(() -> {
+      c.close();
+      return null;
+    });
+    Thread.sleep(1500);
+    new ProcessBuilder("kill", "-CONT", "" + server.process.pid()).start().waitFor();
+    closed.get(10, TimeUnit.SECONDS);
+    Thread.sleep(1500);
+    Server.await("both connections of the client are closed", () -> connections() == count - 2);
+  }
+
+  private long connections() {
+    return String.valueOf(server.send("CLIENT", "LIST")).lines().count();
+  }
+
+  private static Object field(Redlatch client, String name) throws Exception {
+    Field field = Redlatch.class.getDeclaredField(name);
+    field.setAccessible(true);
+    Object value = field.get(client);
+    return value instanceof CompletableFuture<?> future ? future.get(5, TimeUnit.SECONDS) : value;
+  }
+
+  @Test
+  void short_time_limit_keeps_a_healthy_connection() throws Exception {
+    Object link = field(a, "link");
+    server.send("CLIENT", "PAUSE", 300);
+    assertEquals(Redlatch.Reason.TIMED_OUT, refusal(later(
+        () -> a.mutex("x").acquire(TTL, Duration.ofMillis(5)))).reason);
+    assertSame(link, field(a, "link"));
+  }
+
+  @Test
+  void replaced_connection_still_answers_others() throws Exception {
+    Object link = field(a, "link");
+    server.send("CLIENT", "PAUSE", 1500, "WRITE"); // a new connection is made meanwhile
+    var attempt = later(() -> a.mutex("x").acquire(TTL, TRY));
+    Thread.sleep(100);
+    assertTrue(a.mutex("y").acquire(Duration.ofMillis(400), LIMIT).release());
+    assertFalse(link == field(a, "link"), "100 ms without an answer replace it");
+    assertTrue(attempt.get(5, TimeUnit.SECONDS).release());
+  }
+
+  @Test
+  void no_timeout_of_lettuce_and_a_huge_limit_are_usable() throws Exception {
+    var uri = server.uri();
+    uri.setTimeout(Duration.ZERO);
+    Redlatch c = Server.open(uri);
+    Redlatch.Lease lease = c.mutex("x").acquire(TTL, TRY);
+    assertTrue(lease.renew());
+    assertTrue(lease.release());
+    assertTrue(c.mutex("x").acquire(TTL, Duration.ofSeconds(Long.MAX_VALUE)).release());
+  }
+
+  @Test
+  void downgrade_of_a_mutex_is_refused() throws Exception {
+    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+    assertEquals(Redlatch.Reason.MALFORMED, refusal(later(lease::downgrade)).reason);
+    assertTrue(lease.isValid());
+    assertTrue(lease.renew());
+    assertTrue(lease.release());
+  }
+
+  @Test
+  void busy_try_is_given_up_if_the_connection_broke() throws Exception {
+    // Lettuce sends the request of a broken connection again: the first one may come later.
+    b.mutex("x").acquire(TTL, LIMIT);
+    assertEquals(Redlatch.Reason.TIMED_OUT, refusal(later(() -> a.mutex("x").acquire(TTL, TRY))).reason);
+    assertEquals(0, server.number("ZCARD", "{lock:x}:waiters"));
+    server.send("CLIENT", "PAUSE", 1000, "WRITE");
+    var attempt = later(() -> a.mutex("x").acquire(TTL, TRY));
+    Thread.sleep(300);
+    server.send("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes");
+    assertEquals(Redlatch.Reason.TIMED_OUT, refusal(attempt).reason);
+    Server.await("an end mark", () -> server.number("ZCARD", "{lock:x}:waiters") == 1);
+  }
+
+  @Test
+  void failure_that_has_passed_is_not_the_cause_of_a_timeout() throws Exception {
+    b.mutex("x").acquire(TTL, LIMIT);
+    readOnly();
+    var waiter = later(() -> a.mutex("x").acquire(TTL, Duration.ofSeconds(3)));
+    writable();
+    awaitWaiters(1);
+    Redlatch.LockException e = refusal(waiter);
+    assertEquals(Redlatch.Reason.TIMED_OUT, e.reason);
+    assertFalse(("" + e.getCause()).contains("READONLY"), "" + e.getCause());
+  }
+}
