@@ -23,7 +23,10 @@ export class LockError extends Error {
 
 /** Times are in milliseconds. */
 export interface AcquireOptions {
-  /** How long the lock stays held without a renewal: 30,000. An integer. */
+  /**
+   * How long the lock stays held without a renewal: 30,000. An integer, on Linux at least 100, and
+   * elsewhere 1,090.
+   */
   ttl?: number;
   /** How long a call waits; without one, for ever. Zero tries once. */
   timeout?: number;
@@ -56,6 +59,7 @@ export interface RedlatchOptions {
   prefix?: string;
   /** The folder of the scripts, which ends in `/`. */
   scripts?: URL;
+  /** Receives what no call reports. What it throws is printed. */
   onError?: (error: Error) => void;
 }
 
@@ -67,7 +71,10 @@ export class Redlatch {
   constructor(redis: Redis | Cluster, options?: RedlatchOptions);
   /** Waits for a lock. Arguments are checked first: a `LockError` names what is `malformed`. */
   acquire(kind: Kind, name: string, options?: AcquireOptions): Promise<Lease>;
-  /** Resolves to `null` if the lock is busy. `unavailable`: no answer within `timeout`, 5,000. */
+  /**
+   * Resolves to `null` if the lock is busy. `unavailable`: no answer within a quarter of the TTL,
+   * at least 100, at most `timeout` or 5,000.
+   */
   tryAcquire(
     kind: Kind,
     name: string,

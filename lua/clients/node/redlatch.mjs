@@ -14,7 +14,9 @@ const TEST_TIMEOUT = 1000; // for a connection, and for the answers on the subsc
 const POLL = 100; // the pause of a waiter that cannot be notified
 const TOKEN_STEP = 5_000_000; // µs; each raise of min_token slows the next acquire of every lock
 const UPTIME_STEP = existsSync("/proc/uptime") ? 10 : 1000; // of os.uptime()
+const MIN_TTL = UPTIME_STEP + 90; // a shorter one would have ended before its grant arrives
 const TRANSIENT = /OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN/;
+const isFinal = (error) => error?.name === "ReplyError" && !TRANSIENT.test(error.message);
 const clip = (ms) => Math.min(ms, 2 ** 31 - 1); // a timer with a longer delay fires at once
 const REFUSALS =
   ",ended,wrong_type,wrong_type,too_deep,malformed,would_deadlock,too_many_readers".split(",");
@@ -24,9 +26,9 @@ const ONCE = { enableOfflineQueue: false, maxRetriesPerRequest: 0, enableAutoPip
 const PLAIN = { keyPrefix: "", stringNumbers: false, lazyConnect: false, disableClientInfo: true };
 const retryStrategy = (times) => Math.min(times * 50, 1000);
 const reconnectOnError = (error) => error.message.includes("READONLY"); // from a demoted master
-const LISTENER = { retryStrategy: null, enableOfflineQueue: true };
-const WATCHED = { socketTimeout: TEST_TIMEOUT, connectTimeout: TEST_TIMEOUT };
-const LIMITS = { ...WATCHED, socketTimeout: REQUEST_TIMEOUT, retryStrategy, reconnectOnError };
+const CONNECT = { connectTimeout: TEST_TIMEOUT, retryStrategy, reconnectOnError };
+const LIMITS = { socketTimeout: REQUEST_TIMEOUT, ...CONNECT }; // the subscription inherits them
+const WATCHED = { socketTimeout: TEST_TIMEOUT, retryStrategy: null, enableOfflineQueue: true };
 
 /** `code`: one of REFUSALS, or "timed_out", "lost", "closed", "unavailable", "bad_name". */
 export class LockError extends Error {
@@ -58,34 +60,39 @@ export function lockKeys(name, prefix = "lock:") {
 }
 
 /** Names the argument and its rule. The server answers only -5, and a wrong kind has no script. */
-function check(lock, kind, { owner, ttl = 1, timeout = 0, claim = 1 }) {
-  const isTime = (ms, most) => Number.isInteger(ms) && ms >= 1 && ms <= most;
+function check(lock, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 1 }) {
+  const isTime = (ms, least, most) => Number.isInteger(ms) && ms >= least && ms <= most;
   const isNone = kind === "mutex" || (kind !== "reentrant" && (owner ?? "") === "");
   const isText = typeof owner === "string" && /^(?!:)[^ ]+$/.test(owner);
   const isReserved = kind === "reentrant" && owner === "mode"; // a field of that hash
   const isOwner = isText && !isReserved && Buffer.byteLength(owner) <= 256;
   const ownerRule = 'owner must be 1 to 256 bytes without a space, not ":…" or "mode"';
   const isLimit = typeof timeout === "number" && timeout >= 0;
+  const ttlRule = `ttl must be an integer from ${MIN_TTL} to 9999999999 ms`;
+  const isSignal = typeof signal?.addEventListener === "function" && "aborted" in signal;
   const rules = [
     [KINDS.includes(kind), `kind must be one of ${KINDS.join(", ")}`, kind],
-    [isTime(ttl, 9_999_999_999), "ttl must be an integer from 1 to 9999999999 ms", ttl],
-    [isTime(claim, 60_000), "claim must be an integer from 1 to 60000 ms", claim],
+    [isTime(ttl, MIN_TTL, 9_999_999_999), ttlRule, ttl],
+    [isTime(claim, 1, 60_000), "claim must be an integer from 1 to 60000 ms", claim],
     [isLimit, "timeout must be a number of ms, at least 0", timeout],
     [isNone || isOwner, ownerRule, owner],
+    // Others threw where nothing caught it: the call never settled.
+    [(signal ?? null) === null || isSignal, "signal must be an AbortSignal", signal],
   ];
   for (const [isMet, rule, value] of rules)
     if (!isMet) throw new LockError("malformed", lock, `${rule}, not ${inspect(value)}`);
 }
 
-/** One attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
-function obtain(client, kind, keys, { owner = "", signal, ...times }) {
-  const { ttl = 30_000, claim = Math.min(ttl, 3000), timeout = Infinity } = times;
+/** An attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
+function obtain(client, kind, keys, options, start = performance.now()) {
+  const { owner = "", signal, ttl = 30_000, timeout = Infinity } = options;
+  const { claim = Math.min(ttl, 3000) } = options;
   const [script, acquire] = /^(read|write)$/.test(kind) ? ["rwlock", kind] : [kind, "acquire"];
   const id = randomBytes(16).toString("hex"); // the same in all requests, like claim and channel
   const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
   const lost = new AbortController();
   let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
-  let isOver, isUncertain, failure, nap, released, timer, alarm;
+  let isOver, isLate, isUncertain, failure, nap, released, timer, alarm;
 
   const fail = (code, text, cause) => new LockError(code, keys[0], text, cause);
   const unavailable = (error) => fail("unavailable", reasonOf(error), error);
@@ -96,6 +103,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
   const limit = Math.max(ttl / 4, POLL);
   const left = () => ttl * 0.99 - 2 - elapsed(); // 1 % for drift, 2 ms for rounding
   const isValid = () => !isOver && left() > 0;
+  const wake = () => nap?.abort();
   const renew = () => prolong("renew");
   const downgrade = () => prolong("downgrade", client.minToken());
   const release = () => (released ??= isValid() ? giveBack() : renew()); // false: it was lost
@@ -111,16 +119,18 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       const sent = stopwatch(); // a lease counts from before its request left
       const words = [queuedAt, "", ttl, client.minToken(), ...queue]; // "": no proposal
       const answer = await call(limit, acquire, ...head, ...words).catch((error) => {
-        isUncertain = true; // it may have run, and may yet run
-        failure = error;
-        const isFinal = error.name === "ReplyError" && !TRANSIENT.test(error.message);
-        if (!claim || isFinal || client.isClosed) throw unavailable(error);
+        // It may have run, and may yet run. An error reply says that nothing was done: a refused
+        // call sent releases, each of which was refused and reported, for a whole TTL.
+        isUncertain ||= error.name !== "ReplyError" || client.isCluster;
+        failure = client.refusal ?? error; // that of a long request does not name the password
+        if (!claim || isFinal(failure) || client.isClosed) throw unavailable(failure);
         return [POLL, 0];
       });
       if (answer < 0) throw fail(REFUSALS[-answer], `the server answered ${answer}`);
       if (!Array.isArray(answer)) {
         [lease.token, elapsed] = [answer, sent];
-        if (!isValid()) throw fail("timed_out", "granted after its deadline");
+        isLate = !isOver && left() <= 0; // the machine was suspended
+        if (!isValid()) return null;
         keep();
         watch();
         return lease;
@@ -193,7 +203,7 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       if (timer) return; // it is held
       isOver = true;
       reject(reason);
-      nap?.abort();
+      wake();
     };
     const expire = () => {
       const cause = client.failure ?? failure;
@@ -201,12 +211,14 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       // A try ends with any answer: its limit passes only if there is none.
       cancel(fail(claim ? "timed_out" : "unavailable", `not within ${timeout} ms${last}`, cause));
     };
-    const limit = setTimeout(expire, clip(timeout));
+    // Without a limit, a wait ended after the longest delay of a timer, 24.8 days.
+    const delay = start + timeout - performance.now();
+    const expiry = delay < Infinity ? setTimeout(expire, clip(delay)) : undefined;
     const abort = () => cancel(signal.reason);
     signal?.addEventListener("abort", abort);
     if (signal?.aborted) abort();
     // A message for an attempt that has ended: a failover has revived it, or it is being released.
-    const notify = () => (isOver ? client.background(callRelease()) : nap?.abort());
+    const notify = () => (isOver ? client.background(callRelease()) : wake());
     // A lease that `close` left alone kept its timers: the process ended only after a TTL.
     const close = () => {
       const closed = fail("closed", "client closed");
@@ -215,10 +227,11 @@ function obtain(client, kind, keys, { owner = "", signal, ...times }) {
       client.background(release());
       lost.abort(closed);
     };
-    client.attempts.set(id, { notify, close, poll: () => nap?.abort() });
-    await run().then(resolve, reject);
-    clearTimeout(limit);
+    client.attempts.set(id, { notify, close, poll: wake });
+    const granted = await run().catch(reject);
+    clearTimeout(expiry);
     signal?.removeEventListener("abort", abort);
+    resolve(isLate && !isOver ? obtain(client, kind, keys, options, start) : granted);
     if (!timer) await end();
   }
 
@@ -230,10 +243,13 @@ export class Redlatch {
   attempts = new Map(); // that wait or hold, and for a minute those that were queued
   isSubscribed = false;
   isClosed = false;
+  refusal; // an error that does not pass, until TIME is answered
   #isClosing = false;
   #failure; // the last one of a connection
   #offset = 0;
   #tasks = new Set();
+  #sent = new Map(); // by an unanswered request: when it was sent
+  #roundTrip = Infinity; // the shortest one of this path
   #redis;
   #subscriber;
   #start;
@@ -250,13 +266,24 @@ export class Redlatch {
     const channel = `${prefix.replace(/\s/g, "_")}wake:${randomBytes(16).toString("hex")}`;
     Object.assign(this, { prefix, scripts, isCluster, failsOver: isCluster || options.sentinels });
     this.channel = isCluster ? `${channel}~` : channel;
-    this.onError = (error) => void onError(error);
+    // One that threw ended the renewals of a lease, since they continue after its report.
+    this.onError = (error) => {
+      try {
+        onError(error);
+      } catch (thrown) {
+        console.error(thrown);
+      }
+    };
     // All at once and first: a script that is missing later would look like an outage for ever.
     const read = (file) => readFileSync(new URL(`${file}.lua`, this.scripts), "utf8");
     const sources = FILES.map(read);
     this.#redis = isCluster ? redis.duplicate([], cluster) : redis.duplicate(own);
     sources.forEach((lua, index) => this.#redis.defineCommand(FILES[index], { lua }));
-    this.#redis.on("error", (error) => this.onError((this.#failure = error)));
+    this.#redis.on("error", (error) => {
+      this.#failure = error;
+      if (isFinal(error)) this.#refuse(error); // a wrong password
+      this.onError(error);
+    });
     // What only tries must not wait for a server that refuses connections.
     this.tried = Promise.race([this.ready, new Promise((on) => this.#redis.once("error", on))]);
     this.#redis.on("close", () => this.#subscriber?.disconnect()); // it follows to the new master
@@ -296,9 +323,10 @@ export class Redlatch {
     let timer;
     const late = new Promise((_, reject) => {
       const error = new Error(`${words[0]} was not answered within ${Math.round(ms)} ms`);
-      timer = setTimeout(() => reject(error, this.#replaceSilent()), ms);
+      const expire = () => reject(error, this.#replaceSilent());
+      timer = setTimeout(setImmediate, ms, expire); // after what has arrived in a blocked process
     });
-    const reply = this.#redis[script](keys.length, ...keys, ...words);
+    const reply = this.#time(() => this.#redis[script](keys.length, ...keys, ...words));
     return Promise.race([reply, late]).finally(() => clearTimeout(timer));
   }
 
@@ -306,8 +334,25 @@ export class Redlatch {
     return this.isCluster ? this.#redis.nodes("master") : [this.#redis];
   }
 
+  async #time(request) {
+    const sent = performance.now();
+    this.#sent.set(request, sent);
+    try {
+      const answer = await request();
+      this.#roundTrip = Math.min(this.#roundTrip, performance.now() - sent);
+      return answer;
+    } finally {
+      this.#sent.delete(request);
+    }
+  }
+
   /** Closes connections with unanswered requests: ioredis opens new ones. */
   #replaceSilent() {
+    // Where a round trip takes 120 ms, a TTL of 300 ms, which has limits of 100 ms, closed the
+    // connection of all leases again and again: a lease with 6 s was lost.
+    const [sent = Infinity] = this.#sent.values(); // of the oldest request
+    const silence = performance.now() - sent + 1; // a timer may be early
+    if (silence < Math.max(POLL, 2 * this.#roundTrip)) return;
     const silent = this.#nodes().filter(({ commandQueue }) => commandQueue.length > 0);
     for (const { stream } of silent) stream?.destroy();
   }
@@ -337,21 +382,36 @@ export class Redlatch {
     this.#subscriber?.disconnect();
   }
 
+  /** Without a password or the right to TIME, calls waited for ever: they fail by this error. */
+  #refuse(error) {
+    this.refusal = error;
+    this.#start();
+  }
+
   /** Keeps a subscription, in a cluster at any node. Each new one may be at another server. */
   async #listen() {
-    const confirm = () => {
-      this.isSubscribed = true;
+    const setSubscribed = (isSubscribed) => {
+      this.isSubscribed = isSubscribed;
       for (const { poll } of this.attempts.values()) poll(); // messages may have been lost
     };
+    const confirm = () => setSubscribed(true);
     const notify = (id) => this.attempts.get(id)?.notify();
+    const report = (error) => {
+      if (!isFinal(error)) return; // not connected
+      if (error.message !== this.refusal?.message) this.onError(error);
+      this.#refuse(error);
+    };
     while (!this.isClosed) {
       await sleep(50);
       const nodes = this.#nodes();
       const node = nodes.at(Math.random() * nodes.length);
-      const time = await node?.time().catch(() => undefined);
-      if (!time || this.isClosed) continue; // not connected
+      if (!node) continue;
+      this.#roundTrip = Infinity; // the new path may be longer
+      const time = await this.#time(() => node.time()).catch(report);
+      if (!time || this.isClosed) continue;
+      this.refusal = undefined;
       this.minToken(time[0] * 1e6 + Number(time[1]));
-      const subscriber = node.duplicate({ ...LISTENER, ...WATCHED });
+      const subscriber = node.duplicate(WATCHED);
       const ping = setInterval(() => subscriber.ping().catch(() => {}), 5_000);
       subscriber.on("error", this.onError);
       subscriber.on("message", (_, text) => text.split(" ", 1)[0].split(",").forEach(notify));
@@ -360,7 +420,7 @@ export class Redlatch {
       await new Promise((resolve) => subscriber.on("end", resolve));
       clearInterval(ping);
       this.#subscriber = undefined; // each further disconnect() would add a listener
-      this.isSubscribed = false;
+      setSubscribed(false); // no message wakes who sleeps for half a claim now
     }
   }
 }

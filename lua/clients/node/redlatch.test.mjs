@@ -146,13 +146,15 @@ async function openWorker(options) {
   return worker;
 }
 
-/** A proxy that can hold back what the server answers. */
-async function startProxy(port) {
+/** A proxy that can hold back what the server answers, and that delays all of it by `delay` ms. */
+async function startProxy(port, delay = 0) {
   const sockets = new Set();
   let isHolding = false;
   const proxy = createServer((near) => {
     const far = connect(port, "127.0.0.1");
-    near.pipe(far).pipe(near);
+    near.pipe(far);
+    if (delay) far.on("data", (chunk) => setTimeout(() => near.write(chunk), delay));
+    else far.pipe(near);
     for (const socket of [near, far])
       socket.on("error", () => {}).on("close", () => near.destroy());
     sockets.add(far);
@@ -165,7 +167,7 @@ async function startProxy(port) {
   await new Promise((resolve) => proxy.listen(0, "127.0.0.1", resolve));
   undoLater(() => proxy.close());
   const cut = () => sockets.forEach((far) => far.destroy());
-  return { port: proxy.address().port, hold, cut };
+  return { port: proxy.address().port, hold, cut, countConnections: () => sockets.size };
 }
 
 before(async () => {
@@ -643,14 +645,16 @@ test("arguments_are_checked_before_a_request", async () => {
   };
   for (const kind of ["mutx", "", undefined, "rwlock", "node", "fenced", "ping"])
     await refuses(/kind must be one of mutex, reentrant, read, write, not /, kind);
-  for (const ttl of [0, -1, 30.5, 0.5, 1e10, 1e12, NaN, Infinity, "30", null])
-    await refuses(/ttl must be an integer from 1 to 9999999999 ms, not /, "mutex", { ttl });
+  for (const ttl of [0, -1, 99, 300.5, 0.5, 1e10, 1e12, NaN, Infinity, "30", null])
+    await refuses(/ttl must be an integer from \d+ to 9999999999 ms, not /, "mutex", { ttl });
   for (const timeout of [-1, NaN, "30", null])
     await refuses(/timeout must be a number of ms, at least 0, not /, "mutex", { timeout });
   const rule = /owner must be 1 to 256 bytes without a space, not ":…" or "mode", not /;
   for (const owner of [undefined, "", "two words", ":a", "mode", "é".repeat(129), 7])
     await refuses(rule, "reentrant", { owner });
   for (const owner of ["two words", ":a", 7]) await refuses(rule, "read", { owner });
+  for (const signal of [{}, new AbortController(), "abort", { aborted: false }])
+    await refuses(/signal must be an AbortSignal, not /, "mutex", { signal });
   for (const claim of [0, 0.5, 60_001, "9"]) {
     const call = other.acquire("mutex", "args", { claim });
     await assert.rejects(call, /claim must be an integer from 1 to 60000 ms, not /);
@@ -787,7 +791,7 @@ test("fenced_write_of_the_page_refuses_an_older_token", async () => {
   const lease = await client.acquire("mutex", "fenced");
   assert.equal(await write(lease, "new"), 1);
   assert.equal(await write(before, "old"), 0);
-  assert.equal(await redis.get("report"), "new");
+  assert.equal(await redis.get("{report}:text"), "new");
   await lease.release();
 });
 
@@ -806,6 +810,150 @@ test("worker_survives_errors", async () => {
   assert.equal((await worker.ask({ do: "release", as: "none" })).ok, false);
   assert.deepEqual(await worker.ask({ do: "close" }), { ok: true });
   assert.deepEqual(await worker.exit, [0, null]);
+});
+
+test("short_limit_leaves_the_connection_of_other_leases", async () => {
+  const proxy = await startProxy(server, 400);
+  const slow = openClient(open(proxy.port));
+  const lease = await slow.acquire("mutex", "distant", { ttl: 12_000 });
+  await until(() => slow.isSubscribed);
+  const count = proxy.countConnections();
+  const short = slow.acquire("mutex", "distant-short", { ttl: 300, timeout: 1500 }); // 100 ms each
+  await assert.rejects(short, hasCode("timed_out"));
+  assert.equal(proxy.countConnections(), count);
+  assert.equal(await lease.renew(), true);
+  assert.equal(await lease.release(), true);
+});
+
+test("silent_connection_is_replaced_after_a_limit", async () => {
+  const proxy = await startProxy(server);
+  const slow = openClient(open(proxy.port));
+  const lease = await slow.acquire("mutex", "dead-path", { ttl: 6000 });
+  const count = proxy.countConnections();
+  proxy.hold(true);
+  const waiting = slow.acquire("mutex", "dead-path-2", { ttl: 600, timeout: 400 }); // 150 ms each
+  await assert.rejects(waiting, hasCode("timed_out"));
+  assert.ok(proxy.countConnections() > count);
+  proxy.hold(false);
+  assert.equal(await within(5000, lease.release()), true);
+});
+
+test("missing_password_or_right_is_reported_and_fails_calls", async () => {
+  const { port } = await startServer();
+  const admin = open(port);
+  await admin.acl("SETUSER", "timeless", "on", ">secret", "~*", "&*", "+@all", "-time");
+  await admin.config("SET", "requirepass", "secret");
+  const cases = [
+    [{}, /NOAUTH/],
+    [{ password: "wrong" }, /WRONGPASS/],
+    [{ username: "timeless", password: "secret" }, /NOPERM|can't run/],
+  ];
+  for (const [options, refusal] of cases) {
+    const reports = [];
+    const onError = (error) => reports.push(error.message);
+    const other = openClient(open(port, options), { onError });
+    const isRefused = (error) => {
+      assert.equal(error.code, "unavailable");
+      assert.match(error.message, refusal);
+      return true;
+    };
+    for (const verb of ["acquire", "tryAcquire", "acquire"])
+      await within(3000, assert.rejects(other[verb]("mutex", "refused"), isRefused));
+    await until(() => reports.some((text) => refusal.test(text)));
+    await sleep(300); // several answers to TIME
+    const count = reports.filter((text) => refusal.test(text)).length;
+    if (options.password !== "wrong") assert.equal(count, 1, inspect(reports)); // else: of each try
+    await other.close(100);
+  }
+});
+
+test("client_without_a_password_works_once_none_is_required", async () => {
+  const { port } = await startServer();
+  const admin = open(port);
+  await admin.config("SET", "requirepass", "secret");
+  const other = openClient(open(port));
+  await assert.rejects(within(3000, other.acquire("mutex", "open")), hasCode("unavailable"));
+  await admin.config("SET", "requirepass", "");
+  await until(() => other.isSubscribed);
+  assert.equal(await (await other.acquire("mutex", "open")).release(), true);
+});
+
+test("on_error_that_throws_does_not_end_renewals", async (t) => {
+  const printed = t.mock.method(console, "error", () => {});
+  const onError = () => {
+    throw new Error("from onError");
+  };
+  const proxy = await startProxy(server);
+  const slow = openClient(open(proxy.port), { onError });
+  const lease = await slow.acquire("mutex", "thrown", { ttl: 1500 });
+  proxy.hold(true);
+  await until(() => printed.mock.callCount() > 0); // of a renewal without an answer
+  proxy.hold(false);
+  await sleep(2000);
+  assert.ok(lease.isValid());
+  assert.match(printed.mock.calls[0].arguments[0].message, /from onError/);
+  assert.equal(await lease.release(), true);
+});
+
+test("answers_that_wait_in_a_blocked_process_are_read_before_a_limit_ends", async () => {
+  const { port } = await startServer();
+  const admin = open(port);
+  const other = openClient(admin);
+  await until(() => other.isSubscribed);
+  const count = async () => (await admin.info("stats")).match(/connections_received:(\d+)/)[1];
+  const before = await count();
+  const tried = other.tryAcquire("mutex", "blocked", { ttl: 2000 });
+  await new Promise(setImmediate); // the request is sent
+  const end = performance.now() + 700; // more than a quarter of the TTL
+  while (performance.now() < end);
+  const lease = await tried;
+  assert.equal(await lease.release(), true);
+  assert.equal(await count(), before);
+});
+
+test("grant_after_its_deadline_is_followed_by_a_new_attempt", async (t) => {
+  const proxy = await startProxy(server);
+  const slow = openClient(open(proxy.port));
+  await slow.ready;
+  proxy.hold(true);
+  const acquired = slow.acquire("mutex", "late-grant", { ttl: 2000 });
+  const first = await until(() => redis.get("lock:late-grant"));
+  const now = performance.now.bind(performance);
+  t.mock.method(performance, "now", () => now() + 3000); // as after a suspension
+  proxy.hold(false);
+  const lease = await within(5000, acquired);
+  assert.ok(lease.isValid());
+  assert.notEqual(lease.owner, first);
+  assert.equal(await lease.release(), true);
+  assert.equal(await redis.exists("lock:late-grant"), 0);
+});
+
+test("waiters_poll_once_the_subscription_is_lost", async () => {
+  const { port } = await startServer();
+  const admin = open(port);
+  await admin.acl("SETUSER", "listener", "on", ">secret", "~*", "&*", "+@all");
+  const other = openClient(open(port, { username: "listener", password: "secret" }));
+  const holder = await openClient(admin).acquire("mutex", "deaf");
+  await until(() => other.isSubscribed);
+  const waiting = other.acquire("mutex", "deaf", NEVER_POLLED);
+  await isQueued("deaf", admin);
+  await admin.acl("SETUSER", "listener", "resetchannels"); // ends the connection that listens
+  await until(() => !other.isSubscribed);
+  await holder.release();
+  await (await within(5000, waiting)).release();
+});
+
+test("endless_wait_has_no_timer", async (t) => {
+  const delays = [];
+  const { setTimeout: start } = globalThis;
+  t.mock.method(globalThis, "setTimeout", (action, delay, ...rest) => {
+    delays.push(delay);
+    return start(action, delay, ...rest);
+  });
+  const lease = await client.acquire("mutex", "endless", { timeout: Infinity });
+  assert.equal(await lease.release(), true);
+  assert.ok(delays.length > 0);
+  assert.ok(Math.max(...delays) <= 60_000, inspect(delays)); // 24.8 days are not "for ever"
 });
 
 async function startCluster() {
