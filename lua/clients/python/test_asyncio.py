@@ -245,6 +245,39 @@ async def test_renewal_keeps_a_lock_and_a_revoked_one_is_lost(server):
 
 
 @in_loop
+async def test_work_ends_with_its_lease(server):
+    async def work(seconds):
+        log.append("begun")
+        try:
+            await asyncio.sleep(seconds)
+            return "done"
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            log.append("cancelled")
+            raise
+
+    async def fail():
+        raise KeyError("work")
+
+    async with locks_of(server) as locks:
+        log, lease = [], await locks.mutex("w", ttl=3)
+        assert await lease.while_held(work(0)) == "done"
+        with pytest.raises(KeyError):
+            await lease.while_held(fail())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(lease.while_held(work(60)), 0.2)
+        assert log == ["begun", "begun", "cancelled"] and lease.is_valid
+        assert force(server, "w") == [1]
+        with pytest.raises(redlatch.LeaseLost):
+            await lease.while_held(work(60))
+        assert log[3:] == ["begun", "cancelled"]
+        with pytest.raises(redlatch.LeaseLost):
+            await lease.while_held(work(0))
+        assert len(log) == 5
+    assert is_free(server, "w")
+
+
+@in_loop
 async def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline():
     with Server() as server:
         async with locks_of(server, socket_timeout=20) as locks:

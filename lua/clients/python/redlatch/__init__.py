@@ -30,17 +30,21 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as errors
 
 __version__ = "1.0.0"
-__all__ = ["Locks", "Lease", "LockError", "TimedOut", "LeaseLost", "WrongType", "TooDeep"]
-__all__ += ["Malformed", "InvalidName", "WouldDeadlock", "TooManyReaders"]
-__all__ += ["SCRIPTS", "is_transient", "lock_keys"]
+__all__ = [
+    "Locks", "Lease", "LockError", "TimedOut", "LeaseLost", "WrongType", "TooDeep",
+    "Malformed", "InvalidName", "WouldDeadlock", "TooManyReaders",
+    "SCRIPTS", "is_transient", "lock_keys",
+]  # fmt: skip
 
 CLAIM = 3.0  # seconds for which a released lock is reserved for a waiter; at most the TTL
 POLL = 0.1  # seconds between two polls of a waiter that cannot be notified
 IDLE = 5.0  # seconds without a message after which the subscription is tested by PING
 LIMIT = 5.0  # seconds for an answer; a quarter of what is left of the lease, if that is less
 TOKEN_STEP = 5_000_000  # microseconds; a higher minimum token slows the next acquire of each lock
-TRANSIENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterError, errors.TryAgainError)
-TRANSIENT += (errors.RedisClusterException, errors.OutOfMemoryError, errors.ReadOnlyError)
+TRANSIENT = (
+    errors.ConnectionError, errors.TimeoutError, errors.ClusterError, errors.TryAgainError,
+    errors.RedisClusterException, errors.OutOfMemoryError, errors.ReadOnlyError,
+)  # fmt: skip
 # redis-py has no classes for some, and Redis 6.2 wraps the error of a script in another one.
 PASSES = r"\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
 SCRIPTS = resources.files(__name__) / "lua"  # of the wheel; else this is in the protocol's folder
@@ -104,8 +108,9 @@ def _require(is_right: Any, argument: str, value: Any, rule: str) -> None:
 
 def _check(script: str, ttl: Any, timeout: Any, owner: Any, max_depth: Any) -> None:
     """Refuses before any request: the server answers only -5, whichever argument is wrong."""
-    is_seconds = isinstance(ttl, numbers.Real) and 1 <= ttl * 1000 < 1e10
-    _require(is_seconds, "ttl", ttl, "from 0.001 to 9999999.999 seconds")
+    # A lease of 1 ms has passed when it is granted: without a limit, a call tried again for ever.
+    is_seconds = isinstance(ttl, numbers.Real) and 100 <= ttl * 1000 < 1e10
+    _require(is_seconds, "ttl", ttl, "from 0.1 to 9999999.999 seconds")
     is_limit = timeout is None or isinstance(timeout, numbers.Real) and timeout == timeout  # no NaN
     _require(is_limit, "timeout", timeout, "a number of seconds, or None")
     if script == "reentrant":
@@ -231,23 +236,30 @@ class BaseLocks(Generic[T]):
                 return lease
 
     async def _open(self) -> None:
+        await self._ask_time()
+        self._reader = self._start(self._subscribe(), or_here=False)
+        await self._pause(self._is_subscribed, 1.0)
+
+    async def _ask_time(self) -> None:
         # A server that hangs kept the program here until redis-py had tried for the last time: for
-        # ever without a socket timeout, and for ten socket timeouts with its usual retries.
-        request = self._start(self._ask_time())
+        # ever without a socket timeout, and for ten socket timeouts with its usual retries. And the
+        # reader of the subscription, for as long: waiters were not notified meanwhile.
+        async def ask() -> None:
+            self._observe(*await _result(self.client.time()))
+
+        request = self._start(ask())
         try:
             if not await self._wait(request, LIMIT):
                 raise errors.TimeoutError(f"TIME was not answered within {LIMIT} s")
         finally:
             request.cancel()  # of a thread, it continues until the socket timeout
         request.result()
-        self._reader = self._start(self._subscribe())
-        await self._pause(self._is_subscribed, 1.0)
-
-    async def _ask_time(self) -> None:
-        self._observe(*await _result(self.client.time()))
 
     def _end_waits(self) -> None:
         self._closed.set()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
         for wake in list(self._waiters.values()):
             wake.set()
 
@@ -269,6 +281,8 @@ class BaseLocks(Generic[T]):
             return self._min_token
 
     def _remember_end(self, lease: BaseLease) -> None:
+        if os.getpid() != self._pid:  # a thread of the parent may have held the lock at the fork
+            return
         with self._lock:
             if lease._queued_at:
                 self._ended[lease.attempt] = clock() + 60.0, lease
@@ -287,11 +301,12 @@ class BaseLocks(Generic[T]):
                     await _result(news.subscribe(self._channel))
                     await self._read(news)
                 finally:
+                    if self._is_subscribed.is_set():
+                        self._is_subscribed.clear()
+                        self._wake_all()  # to poll at once, not at the end of half a claim
                     await _result(getattr(news, "aclose", news.close)())
             except Exception as error:
-                self._is_subscribed.clear()
                 await self._pause(self._closed, POLL if is_transient(error) else IDLE)
-            self._is_subscribed.clear()
 
     async def _read(self, news: Any) -> None:
         patience = 1.0  # for the confirmation, or the answer to a PING
@@ -335,19 +350,31 @@ class BaseLease:
         self._queue = ["", "", max_depth] if has_owner and max_depth else []  # claim_ms, channel
         self._wake, self._is_over, self._may_hold = locks._event(), locks._event(), True
         self._valid_until, self._renew_at, self._queued_at = 0.0, 0.0, ""
+        self._was_late = False  # seen past its deadline
+        self._released = self._failure = None  # the release under way, and its last failure
 
     @property
     def is_valid(self) -> bool:
         """Whether the lock is held now. For writes, compare `token` at the resource as well."""
         is_mine = os.getpid() == self.locks._pid  # not that of a parent
-        return is_mine and not self._is_over.is_set() and clock() < self._valid_until
+        # Else a renewal answered just before the deadline, and stored just after it, would make a
+        # lease valid again that another thread has seen end. No lock: a signal handler asks, too.
+        if clock() >= self._valid_until:
+            self._was_late = True
+        return is_mine and not self._is_over.is_set() and not self._was_late
 
     def __del__(self) -> None:
-        if self.token is not None and not self._is_over.is_set() and not sys.is_finalizing():
+        is_mine = os.getpid() == self.locks._pid  # not that of a parent
+        is_held = self.token is not None and not self._is_over.is_set()
+        if is_held and is_mine and not sys.is_finalizing():
             self._forgotten()
 
     async def _release_within(self, limit: float) -> bool:
-        return all([self.is_valid, await self._within(limit, self._give_up(), "release") > 0])
+        if self.is_valid:
+            return await self._within(limit, self._give_up(), "release") > 0
+        if not self._is_over.is_set():  # in the background: the server may be away
+            self._give_up()
+        return False
 
     async def _exit(self, error) -> None:
         if error:
@@ -373,7 +400,11 @@ class BaseLease:
         if not await self.locks._wait(reply, max(0.0, limit)):
             self.locks._drop_idle()
             text = f"lock {self.name!r}: {verb} was not answered within {limit:.3f} s"
-            raise errors.TimeoutError(text)
+            if reply is not self._released or not self._failure:
+                raise errors.TimeoutError(text)
+            # Without it, a user who may no longer run scripts saw nothing but a slow server.
+            text += f"; last failure: {self._failure}"
+            raise errors.TimeoutError(text) from self._failure
         return reply.result()
 
     async def _acquire(self, until: float, waits: bool) -> bool:
@@ -417,24 +448,28 @@ class BaseLease:
             raise REFUSALS[-answer - 1](f"lock {self.name!r}: refused with {answer}")
         self.token = answer
         self.locks._waiters.pop(self.attempt, None)
+        # Without a thread, it raises: run in this one, it would renew the lease and never return.
+        renewals = _keep(weakref.ref(self), self._is_over, self.locks._pause)
         self._move(sent)
-        self.locks._start(_keep(weakref.ref(self), self._is_over, self.locks._pause))
+        self.locks._start(renewals, or_here=False)
         return self.is_valid
 
     def _move(self, sent: float) -> None:
         self._valid_until = max(self._valid_until, sent + self.ttl * 0.99 - 0.002)
         self._renew_at = sent + self.ttl / 3
 
-    async def _extend(self, verb: str, *words) -> bool:
+    async def _extend(self, verb: str) -> bool:
         sent, answer = clock(), 0
         if self.is_valid:
+            words = [self.locks._observe()] if verb == "downgrade" else []
             answer = await self._call((self._valid_until - sent) / 4, verb, self._ttl_ms, *words)
         if answer == -5:
             raise Malformed(f"lock {self.name!r}: {verb} was refused with -5")
-        if answer > 0 and self.is_valid:
+        is_held = answer > 0 and self.is_valid
+        if is_held:
             self.locks._observe(0, answer)
             self._move(sent)
-        elif not self._is_over.is_set():
+        if not (is_held and self.is_valid) and not self._is_over.is_set():
             self.lost.set()
             self._give_up()
         return self.is_valid
@@ -455,9 +490,10 @@ class BaseLease:
             words = [last_token, self.locks._observe(), remember, *self._queue]
             try:
                 return await self._call(max(self.ttl / 4, POLL), "release", *words)
-            except Exception:
+            except Exception as error:
                 if clock() > until:
                     raise
+                self._failure = error
                 await self.locks._pause(self.locks._event(), POLL)
         return 0
 
@@ -509,8 +545,15 @@ class Locks(BaseLocks["Lease"]):
         """Ends waits by `LockError`, and the subscription. Release the leases before."""
         self._end_waits()
         futures.wait(set(self._releases), 1.0)
-        with contextlib.suppress(Exception):
-            self.client.publish(self._channel, "")  # wakes the thread that reads the subscription
+
+        async def wake() -> None:
+            self.client.publish(self._channel, "")
+
+        # Wakes the thread that reads the subscription, which else sees the end within IDLE. If the
+        # server hangs, a request in this thread kept the program here: without a socket timeout,
+        # for ever.
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            futures.wait([self._start(wake(), or_here=False)], 1.0)
 
     def send(self, script: str, keys: list, words: list) -> Any:
         """Sends a script, as `("fenced", [value_key, token_key], [token, value])`: 1 if written."""
@@ -523,8 +566,11 @@ class Locks(BaseLocks["Lease"]):
         return Lease(*lock)
 
     @staticmethod
-    def _start(coroutine: Any) -> futures.Future:
-        """Runs it in a daemon thread, which neither ends with the main thread nor keeps the process."""
+    def _start(coroutine: Any, or_here: bool = True) -> futures.Future:
+        """Runs it in a daemon thread, which neither ends with the main thread nor keeps the process.
+
+        Where no thread can be started, runs it in this one, or raises `RuntimeError`.
+        """
         future: futures.Future = futures.Future()
         future.set_running_or_notify_cancel()
 
@@ -536,7 +582,10 @@ class Locks(BaseLocks["Lease"]):
 
         try:
             threading.Thread(target=run, daemon=True).start()
-        except RuntimeError:  # the process ends: atexit, from Python 3.12 on
+        except RuntimeError:  # too many threads, or the process ends: atexit, from Python 3.12 on
+            if not or_here:
+                coroutine.close()
+                raise
             run()
         return future
 
@@ -568,7 +617,7 @@ class Lease(BaseLease):
 
     def downgrade(self) -> bool:
         """Turns a write hold into a read hold. Returns whether the lock is held."""
-        return _run(self._extend("downgrade", self.locks._observe()))
+        return _run(self._extend("downgrade"))
 
     def release(self, timeout: float = 5.0) -> bool:
         """Returns whether the lock was held until now: a second time `False`.
@@ -584,7 +633,14 @@ class Lease(BaseLease):
         _run(self._exit(error))
 
     def _forgotten(self) -> None:
-        self._give_up()
+        # In another thread: the collector runs in any one, also in one that holds a lock of this
+        # client, as in _remember_end, and would wait for itself for ever. Without a new thread, the
+        # lease expires.
+        async def end() -> None:
+            self._give_up()
+
+        with contextlib.suppress(RuntimeError):
+            self.locks._start(end(), or_here=False)
 
 
 # A process that ends waits for the releases under way, for a second.

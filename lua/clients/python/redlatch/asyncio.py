@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, TypeVar
 
-from . import SCRIPTS, BaseLease, BaseLocks, clock
+from . import SCRIPTS, BaseLease, BaseLocks, LeaseLost, clock
 
 __all__ = ["Acquire", "Lease", "Locks"]
+T = TypeVar("T")
 
 
 class Acquire(Coroutine[Any, Any, "Lease"]):
@@ -94,7 +95,7 @@ class Locks(BaseLocks[Acquire]):
     def _lease(self, *lock: Any) -> Lease:
         return Lease(*lock)
 
-    def _start(self, coroutine: Any) -> asyncio.Task:
+    def _start(self, coroutine: Any, or_here: bool = True) -> asyncio.Task:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)  # the loop's own reference is a weak one
         task.add_done_callback(self._tasks.discard)
@@ -136,7 +137,7 @@ class Lease(BaseLease):
 
     async def downgrade(self) -> bool:
         """Turns a write hold into a read hold. Returns whether the lock is held."""
-        return await self._extend("downgrade", self.locks._observe())
+        return await self._extend("downgrade")
 
     async def release(self, timeout: float = 5.0) -> bool:
         """Returns whether the lock was held until now: a second time `False`.
@@ -144,6 +145,19 @@ class Lease(BaseLease):
         Without an answer: raises, and continues in the background.
         """
         return await self._release_within(timeout)
+
+    async def while_held(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the work. If the lease ends before, cancels it, waits for it, raises `LeaseLost`."""
+        working, over = asyncio.ensure_future(work), asyncio.ensure_future(self._is_over.wait())
+        try:
+            if self.is_valid:  # else the work does not even begin
+                await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    return working.result()
+        finally:
+            working.cancel(), over.cancel()
+            await asyncio.gather(working, over, return_exceptions=True)
+        raise LeaseLost(f"lock {self.name!r}: the lease ended before its work")
 
     async def __aenter__(self) -> Lease:
         return self
