@@ -33,7 +33,7 @@ FAULTS = [
         "java": ("        sent = now;\n        renewIn(", "        sent = Moment.now();\n        renewIn("),
     }),
     ("the deadline of a renewal counts from the answer", "deadline: of a renewal", {
-        "python": ("            self._move(sent)\n        elif", "            self._move(clock())\n        elif"),
+        "python": ("            self._move(sent)\n        if", "            self._move(clock())\n        if"),
         "node": ("if (sent() < elapsed()) elapsed = sent;", "elapsed = stopwatch();"),
         "go": ("\t\tl.c.observe(now)\n\t\tl.sent.Store(&sent)", "\t\tl.c.observe(now)\n\t\tsent = time.Now()\n\t\tl.sent.Store(&sent)"),
         "java": ("        sent = now;\n        return isValid();", "        sent = Moment.now();\n        return isValid();"),
@@ -85,13 +85,13 @@ FAULTS = [
         "python": ('self._queued_at or answer[1] or ""', '""'),
         "node": ('queuedAt ||= answer[1] || "";', ""),
         "go": ("l.place = cmp.Or(l.place, fmt.Sprint(busy[1])) // the first one", ""),
-        "java": ('else if (queuedAt.equals("")) queuedAt = busy.get(1);', ""),
+        "java": ('if (queuedAt.equals("")) queuedAt = busy.get(1);', ""),
     }),
     ("queued_at of the last answer", "poll: the same attempt", {
         "python": ('self._queued_at or answer[1] or ""', 'answer[1] or ""'),
         "node": ('queuedAt ||= answer[1] || "";', 'queuedAt = answer[1] || queuedAt;'),
         "go": ("cmp.Or(l.place, fmt.Sprint(busy[1]))", "fmt.Sprint(busy[1])"),
-        "java": ('else if (queuedAt.equals("")) queuedAt', "else queuedAt"),
+        "java": ('if (queuedAt.equals("")) queuedAt', "queuedAt"),
     }),
     ("a new attempt for each poll", "poll: the same attempt", {
         "python": ("                self._wake.clear()\n", "                self._wake.clear()\n                self._head[0] = secrets.token_hex(16)\n"),
@@ -137,7 +137,7 @@ FAULTS = [
     ("the first renewal is late", "renewal: after a third", {
         "python": ("sent + self.ttl / 3", "sent + self.ttl * 0.7"),
         "node": ("ttl / 3 - elapsed()", "ttl * 0.7 - elapsed()"),
-        "go": ("time.AfterFunc(l.remaining()/3, l.keep)", "time.AfterFunc(l.remaining()*7/10, l.keep)"),
+        "go": ("go l.keep()", "time.AfterFunc(l.remaining()*7/10, l.keep)"),
         "java": ("renewIn(ttlMs / 3 - now.ageMs());", "renewIn(ttlMs * 7 / 10 - now.ageMs());"),
     }),
     ("the second renewal is late", "renewal: after a third", {
@@ -147,7 +147,7 @@ FAULTS = [
     ("no renewal after one that failed", "renewal: an error", {
         "python": ("lease._renew_at = min(clock() + min(lease.ttl / 30, 1.0), lease._valid_until)", "lease._renew_at = lease._valid_until"),
         "node": ("renew().catch(client.onError).then(again)", "renew().then(again, client.onError)"),
-        "go": ("\t\tl.Renew(l.ctx)\n", "\t\tif l.Renew(l.ctx) != nil {\n\t\t\treturn\n\t\t}\n"),
+        "go": ("\t\t\tl.Renew(l.ctx)\n", "\t\t\tif l.Renew(l.ctx) != nil {\n\t\t\t\treturn\n\t\t\t}\n"),
         "java": ("if (e != null || isHeld) renewIn", "if (e == null && isHeld) renewIn"),
     }),
     ("an error of a renewal ends the lease", "renewal: an error", {
@@ -163,7 +163,7 @@ FAULTS = [
         "java": ("if (answer.get(0).equals(-5L))", "if (answer.get(0).equals(-500L))"),
     }),
     ("a loss that a renewal finds is ignored", "loss: a renewal", {
-        "python": ("        elif not self._is_over.is_set():\n", "        elif not self.is_valid and not self._is_over.is_set():\n"),
+        "python": ("if not (is_held and self.is_valid) and", "if not self.is_valid and"),
         "node": ("} else if (!isOver) {\n      client.background", "} else if (!isOver && !isValid()) {\n      client.background"),
         "go": ("if err == nil && now <= 0 && now != -5 || !l.IsValid()", "if !l.IsValid()"),
         "java": ("if ((Long) answer.get(0) <= 0 || !isValid()) end(true);", "if (!isValid()) end(true);"),
@@ -177,7 +177,7 @@ FAULTS = [
     ("a lost lease is not given up", "loss: a renewal", {
         "python": ("            self.lost.set()\n            self._give_up()\n", "            self.lost.set()\n            self._is_over.set()\n"),
         "node": ("      client.background(end());\n", "      isOver = true;\n      clearTimeout(timer);\n"),
-        "go": ("\t\tl.c.background.Go(func() { l.giveUp(ErrLost) })\n", ""),
+        "go": ("if l.giveUp(ErrLost); isCounted {", "if isCounted {"),
         "java": ("released = giveUp(Moment.now())", "released = (isLost ? completedFuture(true) : giveUp(Moment.now()))"),
     }),
     ("a renewal may take as long as the lease", "renewal: again on another", {
@@ -189,7 +189,7 @@ FAULTS = [
     ("idle connections are kept after a silent one", "renewal: idle connections", {
         "python": ("            self.locks._drop_idle()\n", ""),
         "node": ("reject(error, this.#replaceSilent())", "reject(error)"),
-        "java": ('if (("" + e).contains("TimeoutException")) replace(used);', ""),
+        "java": ('if (ms >= POLL_MS && ("" + e).contains("TimeoutException")) replace(used);', ""),
     }),
     ("the deadline is not watched", "deadline: it passes", {
         "java": ("Math.max(1, Math.min(ms, sent.leftMs(ttlMs)))", "Math.max(1, ms == ttlMs / 3 ? ms : ms * 60)"),
@@ -203,8 +203,8 @@ FAULTS = [
     ("a waiter that gives up releases nothing", "limit: the waiter", {
         "python": ("        except BaseException:\n            self._give_up()\n            raise\n", "        except BaseException:\n            raise\n"),
         "node": ("    if (!timer) await end();\n", ""),
-        "go": ("\t\tif err != nil && err != ErrBusy {", "\t\tif false {"),
-        "java": ("if (lease.sent == null) lease.end(false);", ""),
+        "go": ("if err != nil && (err != ErrBusy || ", "if false && ("),
+        "java": ("if (!isGranted) lease.end(false);", ""),
     }),
     ("a release is sent once", "limit: giving up", {
         "python": ("                if clock() > until:\n", "                if True:\n"),
@@ -219,13 +219,13 @@ FAULTS = [
         "java": ("isFinal(e) || start.ageMs() > ttlMs", "isFinal(e)"),
     }),
     ("a lease is valid after its release", "mutex: the words", {
-        "python": ("is_mine and not self._is_over.is_set() and clock()", "is_mine and clock()"),
+        "python": ("is_mine and not self._is_over.is_set() and", "is_mine and"),
         "node": ("isValid = () => !isOver && left() > 0;", "isValid = () => left() > 0;"),
         "go": ("return l.ctx.Err() == nil && l.remaining() > 0", "return l.remaining() > 0"),
         "java": ("return released == null && sent != null", "return sent != null"),
     }),
     ("a release that found nothing counts", "release: the server says", {
-        "python": ('"release") > 0])', '"release") >= 0])'),
+        "python": ('"release") > 0\n', '"release") >= 0\n'),
         "node": ("return answer > 0;\n", "return answer >= 0;\n"),
         "go": ("return cmp.Or(err, refusals[max(released, 0)])", "return cmp.Or(err, refusals[max(released, 1)])"),
         "java": ("answer -> (Long) answer.get(0) > 0)", "answer -> (Long) answer.get(0) >= 0)"),
@@ -262,7 +262,7 @@ FAULTS = [
     }),
     ("messages are ignored", "message: wakes", {
         "python": ("                wake.set()\n            if ended", "                pass\n            if ended"),
-        "node": ("(isOver ? client.background(callRelease()) : nap?.abort())", "{}"),
+        "node": ("(isOver ? client.background(callRelease()) : wake())", "{}"),
         "go": ("else if wake, ok := c.waiters.Load(attempt); ok {", "else if wake, ok := c.waiters.Load(attempt); ok && false {"),
         "java": ("waiters.getOrDefault(id, new Semaphore(0)).release();", ""),
     }),
@@ -274,9 +274,9 @@ FAULTS = [
     }),
     ("a message for an ended attempt is ignored", "message: for an attempt", {
         "python": ("if ended := self._ended.get(attempt):", "if ended := None:"),
-        "node": ("(isOver ? client.background(callRelease()) : nap?.abort())", "nap?.abort()"),
-        "go": ("\t\t\tl.c.ended.Store(l.attempt, l)\n", ""),
-        "java": ("        ended.put(attempt, this);\n", ""),
+        "node": ("(isOver ? client.background(callRelease()) : wake())", "wake()"),
+        "go": ("\t\tl.c.ended.Store(l.attempt, l)\n", ""),
+        "java": ('if (!queuedAt.equals("")) ended.put(attempt, this);', ""),
     }),
     ("each message wakes every waiter", "message: malformed", {
         "go": ("\t\t\tif message == nil {", "\t\t\tif true {"),
@@ -325,7 +325,7 @@ FAULTS = [
     }),
     ("a missing right is waited out", "error: a missing right", {
         "python": ("return bool(passes) and not is_denied", "return True"),
-        "node": ('error.name === "ReplyError" && !TRANSIENT', "false && !TRANSIENT"),
+        "node": ('error?.name === "ReplyError" && !TRANSIENT', "false && !TRANSIENT"),
         "go": ("return final.MatchString(err.Error()) && !passes", "return false && !passes"),
         "java": ("return e.toString().matches(FINAL) && !", "return false && !"),
     }),
@@ -335,7 +335,7 @@ FAULTS = [
     }),
     ("a request without an answer is reported", "no answer: the same request", {
         "python": ("passes = isinstance(error, TRANSIENT) or", "passes = "),
-        "node": ('const isFinal = error.name === "ReplyError" &&', "const isFinal ="),
+        "node": ('isFinal = (error) => error?.name === "ReplyError" &&', "isFinal = (error) => error &&"),
         "go": ("return final.MatchString(err.Error()) &&", "return"),
         "java": ("if (claimMs != null && !isFinal(e)) return POLL_MS;", ""),
     }),

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from scenes import counter_mutex
@@ -30,10 +31,16 @@ def run(folder, *words):
 
 
 def python(client, folder):
-    """A wheel, in an empty environment."""
-    run(folder, sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, client)
+    """A wheel that is built from a source distribution, in an empty environment."""
     run(folder, sys.executable, "-m", "venv", "venv")
+    run(folder, "venv/bin/pip", "install", "--quiet", "build")
+    run(folder, "venv/bin/python", "-m", "build", "--outdir", folder, client)
     wheel = next(folder.glob("*.whl"))
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name]
+    scripts = {f"redlatch/lua/{path.name}" for path in client.parents[1].glob("*.lua")}
+    files = {"redlatch/__init__.py", "redlatch/asyncio.py", "redlatch/py.typed"} | scripts
+    licences = {"redlatch/lua/LICENSE-APACHE", "redlatch/lua/LICENSE-MIT"}
+    check(set(names) == files | licences, f"{names}")  # and nothing of the folders around it
     run(folder, "venv/bin/pip", "install", "--quiet", wheel)
     shutil.copy(client / "worker.py", folder)
     worker = f"'{folder}/venv/bin/python' '{folder}/worker.py'"

@@ -506,6 +506,8 @@ async def names_dialogue(worker, stalls):
         name, prefix = expand(vector["name"]), expand(vector.get("prefix", "lock:"))
         new = {"name": f"names {len(dialogues)}", "open": {"prefix": prefix}, "warm": False}
         new["steps"] = []
+        # A try whose answer came late is given up, if the library may have repeated its request.
+        new["rules"] = [{"request": "release", "answer": 0}]
         dialogue = dialogues.setdefault(prefix, new)
         handle = {"as": str(number)}
         acquire = {"do": "acquire", "kind": "mutex", "name": name, "limit_ms": 0}
