@@ -89,7 +89,7 @@ impl Prices {
     /// the keys.
     async fn set(&self, token: FencingToken, what: &str, value: &str) -> Outcome<bool> {
         let mut redis = self.redis.clone();
-        Ok(fenced::set(&mut redis, &self.key("token"), token, &self.key(what), value).await?)
+        Ok(fenced::set(&mut redis, &self.key(what), &self.key("token"), token, value).await?)
     }
 
     /// Returns the versions in the list: one, unless it is a mixture. Each part is read with its

@@ -27,7 +27,7 @@ impl Drop for Term<'_> {
 /// What a leader does again and again: here it writes its name, unless a later one has.
 async fn step(redis: &Client, token: FencingToken, name: &str) -> Result<bool, RedisError> {
     let mut redis = redis.get_multiplexed_async_connection().await?; // a service has a pool
-    fenced::set(&mut redis, "{leader}:token", token, "{leader}:name", name).await
+    fenced::set(&mut redis, "{leader}:name", "{leader}:token", token, name).await
 }
 
 /// Waits for Ctrl-C, or for TERM, with which systemd, Docker and Kubernetes end a program.

@@ -115,7 +115,7 @@ async fn set_price(service: State<Service>, product: Path<String>, price: String
     // later lease has a larger token.
     let [key, tokens] = ["", ":token"].map(|end| format!("{{price:{}}}{end}", *product));
     let mut redis = service.redis.get().await?;
-    let written = fenced::set(&mut redis, &tokens, token, &key, &price).await?;
+    let written = fenced::set(&mut redis, &key, &tokens, token, &price).await?;
     let price = written.then_some(price).ok_or(Failure(StatusCode::CONFLICT))?;
     guard.release().await?;
     Ok(price)

@@ -3,6 +3,8 @@
 //! What a reader relies on, and no compiler checks: the layers of the sources, the links and texts
 //! of the pages, and the form of both. It needs no server.
 
+mod figures;
+mod go_module;
 mod links;
 mod pages;
 mod prose;

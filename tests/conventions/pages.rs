@@ -38,6 +38,7 @@ fn pages() -> (Vec<PathBuf>, Vec<PathBuf>) {
         "lua/clients/java/README.md",
         "lua/clients/node/README.md",
         "lua/clients/python/README.md",
+        "lua/clients/python/guide.md",
         "lua/vectors/README.md",
         "tests/README.md",
     ];
@@ -62,19 +63,14 @@ fn links_lead_to_files_and_headings_that_exist() {
 fn links_of_the_guide_lead_somewhere_in_the_crates_documentation() {
     let mut replaced = Links::of(&root().join("docs/links.md")).definitions;
     let pictures = Links::of(&root().join("docs/images/embedded.md")).definitions;
-    let lib = read_to_string(root().join("src/lib.rs")).unwrap();
-    replaced.extend(pictures.clone());
+    replaced.extend(pictures);
     assert!(replaced.values().all(|destination| !is_relative(destination)), "{replaced:?}");
     // The README is compiled as a test, and is no page of the documentation.
     for page in pages().0.into_iter().filter(|page| !page.ends_with("README.md")) {
         let links = Links::of(&page);
         let dead: Vec<_> = links.inline.iter().filter(|link| is_relative(link)).collect();
         assert!(dead.is_empty(), "{}: use a label of docs/links.md for {dead:?}", page.display());
-        let name = page.strip_prefix(root()).unwrap().to_str().unwrap();
-        let start = "embedded.md\")]\n";
-        let shown = lib.split(start).skip(1).any(|rest| rest.lines().take(2).any(|line| line.contains(name)));
         for (label, destination) in links.definitions {
-            assert!(shown || !pictures.contains_key(&label), "src/lib.rs has no pictures for {name}");
             let Some(other) = replaced.get(&label) else {
                 let page = page.display();
                 assert!(!is_relative(&destination), "{page}: docs/links.md has no [{label}]: {destination}");
@@ -152,7 +148,7 @@ fn pages_of_the_guide_are_modules_of_the_crate() {
         let include = if name == "README.md" {
             "include_str!(\"../README.md\")".into()
         } else {
-            format!("/docs/{name}\")")
+            format!(" \"{name}\",\n")
         };
         assert!(lib.contains(&include), "src/lib.rs does not include {name}");
     }
