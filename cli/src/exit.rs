@@ -191,14 +191,22 @@ fn correct_tip(error: &mut clap::Error) {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let usage = text(ContextKind::Usage);
     let is_of_no_command = usage.contains("redlatch [OPTIONS] <COMMAND>");
-    if error.kind() == ErrorKind::UnknownArgument && (is_of_no_command || usage.contains("redlatch run ")) {
-        let tip = match text(ContextKind::InvalidArg).as_str() {
-            _ if is_of_no_command => "options of a command stand behind it: redlatch run -n NAME COMMAND",
-            "-c" => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
-            _ => "options of `run` come first, then the name of the lock, then the command",
-        };
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    }
+    let is_typo = error.get(ContextKind::SuggestedArg).is_some();
+    let tip = match (error.kind(), text(ContextKind::InvalidArg).as_str()) {
+        (ErrorKind::InvalidSubcommand, _) => "a command under a lock: redlatch run NAME COMMAND",
+        (ErrorKind::UnknownArgument, _) if is_of_no_command => {
+            "options of a command stand behind it: redlatch run -n NAME COMMAND"
+        }
+        (ErrorKind::UnknownArgument, _) if !usage.contains("redlatch run ") => return,
+        (ErrorKind::UnknownArgument, _) if is_typo => {
+            error.remove(ContextKind::Suggested);
+            return;
+        }
+        (ErrorKind::UnknownArgument, "-c") => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
+        (ErrorKind::UnknownArgument, _) => "a command that begins with `-`: redlatch run NAME -- COMMAND",
+        _ => return,
+    };
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
 /// An argument without what may be a password in it.

@@ -65,7 +65,9 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
 
 /// Says why a command cannot be executed, and returns the exit code.
 pub(crate) fn refuse(name: &OsStr, error: &io::Error) -> u8 {
-    say(&format!("cannot run {}: {error}", name.display()));
+    let is_option = name.as_bytes().starts_with(b"-");
+    let tip = if is_option { "; an option of `run` stands before `--`" } else { "" };
+    say(&format!("cannot run {}: {error}{tip}", name.display()));
     match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,

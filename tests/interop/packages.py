@@ -53,9 +53,43 @@ def node(client, folder):
     run(folder, "npm", "install", "--silent", "--no-audit", "--no-fund", f"./{archive}")
     load = "require('redlatch-node').Redlatch.name"
     run(folder, "node", "--input-type=commonjs", "--eval", load)
+    types(folder)
     text = (client / "worker.mjs").read_text()
     (folder / "worker.mjs").write_text(text.replace("./redlatch.mjs", "redlatch-node"))
     return {"node": f"node '{folder}/worker.mjs'"}
+
+
+def types(folder):
+    """The types describe what the package has: a program with each call compiles, a wrong one not."""
+    compiler = ["typescript@5", "@types/node@20"]
+    run(folder, "npm", "install", "--silent", "--no-audit", "--no-fund", *compiler)
+    options = ["--noEmit", "--strict", "--module", "nodenext", "--target", "es2022"]
+    check_types = ["npx", "--no-install", "tsc", *options, "app.mts"]
+    (folder / "app.mts").write_text(TYPED)
+    run(folder, *check_types)
+    (folder / "app.mts").write_text(TYPED.replace('"mutex", "backup"', '"mutexx", "backup"'))
+    wrong = subprocess.run(check_types, cwd=folder, capture_output=True, text=True)
+    check(wrong.returncode and "mutexx" in wrong.stdout, f"a wrong kind compiles: {wrong}")
+
+
+TYPED = """
+import { Redis } from "ioredis";
+import { LockError, Redlatch, type Lease } from "redlatch-node";
+
+const locks = new Redlatch(new Redis(), { onError: (error) => console.error(error.message) });
+const lease: Lease = await locks.acquire("mutex", "backup", { ttl: 30_000, timeout: 10_000 });
+const other: Lease | null = await locks.tryAcquire("read", "cache", { owner: lease.owner });
+try {
+  const held: boolean = lease.isValid() && await lease.renew();
+  console.log(held, lease.token.toFixed(), lease.signal.aborted, await other?.downgrade());
+  await locks.send("fenced", ["{report}:text", "{report}:token"], [lease.token, "text"]);
+} catch (error) {
+  if (error instanceof LockError && error.code === "timed_out") console.log(error.message);
+} finally {
+  await lease.release();
+  await locks.close(1_000);
+}
+"""
 
 
 def go(client, folder):

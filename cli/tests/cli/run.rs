@@ -150,7 +150,8 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
     for (words, tip) in [
         (&["run", "job", "-c", "true"][..], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "sh", "-c", "true"], "redlatch run NAME sh -c 'LINE'"),
-        (&["run", "job", "-z", "true"], "options of `run` come first"),
+        (&["run", "job", "-z", "true"], "redlatch run NAME -- COMMAND"),
+        (&["job", "true"], "redlatch run NAME COMMAND"),
         (&["-n", "run", "job", "true"], "options of a command stand behind it"),
         (&["run", "-n", "--", "job", "--", "true"], "once, between the name of the lock and the command"),
         (&["run", "job", "--shard", "true"], "'--shared'"),
@@ -165,10 +166,11 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
 #[tokio::test(flavor = "multi_thread")]
 async fn command_that_cannot_run_releases_the_lock() {
     let server = Server::start().await;
-    for (command, code) in [("no-such-command", 127), ("/", 126), ("/etc/passwd", 126)] {
+    for (command, code) in [("no-such-command", 127), ("-n", 127), ("/", 126), ("/etc/passwd", 126)] {
         let ended = run_on(&server, &run(&[], &[command])).await;
         assert_eq!(ended.code, code, "{ended:?}");
         assert!(ended.stderr.contains(&format!("cannot run {command}: ")), "{ended:?}");
+        assert_eq!(ended.stderr.contains("stands before `--`"), command.starts_with('-'), "{ended:?}");
         is_held(&server, "job", false).await;
     }
     let ended = run_on(&server, &run(&[], &["sh", "-c", "kill -9 $$"])).await;
