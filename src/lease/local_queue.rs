@@ -22,13 +22,20 @@ pub(super) struct LocalQueues(Arc<Guarded<Queues>>);
 struct Queues {
     /// A lock without local waiters has no entry.
     by_name: HashMap<Name, LocalQueue>,
-    /// How recently tasks competed for a lock, by a part of the hash of its name: zero if not.
-    competition: [u8; 256],
-    /// The largest token that the server has granted, by the same part: also of a lock for which no
-    /// task waits any more.
-    last_tokens: Box<[u64; 256]>,
+    /// What is remembered of locks for which no task waits any more, by a part of the hash of the
+    /// name.
+    recent: Box<[Recent; 256]>,
     /// The newest turn of each lock that tasks may join, while it lasts.
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
+}
+
+/// What is remembered of a lock, and of others whose names have the same part of a hash.
+#[derive(Clone, Copy, Default)]
+struct Recent {
+    /// For how many more holds competition is expected.
+    competition: u8,
+    /// The largest token that the server has granted.
+    last_token: u64,
 }
 
 #[derive(Default)]
@@ -91,26 +98,29 @@ impl Default for Queues {
     fn default() -> Queues {
         Queues {
             by_name: HashMap::new(),
-            competition: [0; 256],
-            last_tokens: Box::new([0; 256]),
+            recent: Box::new([Recent::default(); 256]),
             shared_turns: HashMap::new(),
         }
     }
 }
 
 impl Queues {
-    /// Where the tables have the lock, beside others.
-    fn place(&self, name: &Name) -> usize {
-        usize::from(self.by_name.hasher().hash_one(name).to_be_bytes()[0])
+    fn recent(&mut self, name: &Name) -> &mut Recent {
+        &mut self.recent[usize::from(self.by_name.hasher().hash_one(name).to_be_bytes()[0])]
     }
 
     /// Whether tasks competed for the lock lately; notes whether they do now.
     fn expects_others(&mut self, name: &Name, competes: bool) -> bool {
-        let place = self.place(name);
-        let competition = &mut self.competition[place];
+        let competition = &mut self.recent(name).competition;
         let expects_others = *competition > 0;
         *competition = if competes { COMPETITION } else { competition.saturating_sub(1) };
         expects_others
+    }
+
+    /// What the local waiters of a lock listen to. It is sent to without the lock of the queues:
+    /// that runs the wakers of tasks.
+    fn events(&self, name: &Name) -> Option<watch::Sender<LockEvent>> {
+        self.by_name.get(name)?.events.clone()
     }
 }
 
@@ -148,19 +158,16 @@ impl LocalQueues {
 
     /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, event: LockEvent) {
-        if let Some(sender) =
-            self.0.lock().by_name.get(name).and_then(|local_queue| local_queue.events.as_ref())
-        {
-            sender.send_replace(event);
+        let events = self.0.lock().events(name);
+        if let Some(events) = events {
+            events.send_replace(event);
         }
     }
 
     /// Notifies the local waiters of a lock if some of them may enter it now.
     pub(super) fn announce_grant(&self, name: &Name, owner: &str) {
-        let local_queues = self.0.lock();
-        let local_queue = local_queues.by_name.get(name).filter(|local_queue| local_queue.entering > 0);
-        if let Some(sender) = local_queue.and_then(|local_queue| local_queue.events.as_ref()) {
-            sender.send_replace(LockEvent::HeldBy(owner.to_owned()));
+        if self.0.lock().by_name.get(name).is_some_and(|local_queue| local_queue.entering > 0) {
+            self.announce(name, LockEvent::HeldBy(owner.to_owned()));
         }
     }
 
@@ -260,8 +267,8 @@ impl LocalFront {
     /// The server has granted the lock with this token, and a turn begins.
     pub(super) fn note_grant(&self, token: u64, turn: Option<Weak<dyn Turn>>) {
         let mut local_queues = self.entry.local_queues.lock();
-        let place = local_queues.place(&self.entry.name);
-        local_queues.last_tokens[place] = local_queues.last_tokens[place].max(token);
+        let last_token = &mut local_queues.recent(&self.entry.name).last_token;
+        *last_token = token.max(*last_token);
         if let Some(local_queue) = local_queues.by_name.get_mut(&self.entry.name) {
             local_queue.turn = turn;
         }
@@ -269,18 +276,18 @@ impl LocalFront {
 
     /// A token that is not smaller than the last one that the server has granted.
     pub(super) fn last_token(&self) -> u64 {
-        let local_queues = self.entry.local_queues.lock();
-        local_queues.last_tokens[local_queues.place(&self.entry.name)]
+        self.entry.local_queues.lock().recent(&self.entry.name).last_token
     }
 
     /// All tasks that wait behind come to the front, to join this turn.
     pub(super) fn admit_all(&self, turn: Weak<dyn Turn>) {
-        self.with_queue(|local_queue| {
+        let (places, behind) = self.with_queue(|local_queue| {
             let behind = local_queue.waiters - 1 - local_queue.admitted.min(local_queue.waiters - 1);
             local_queue.turn = Some(turn);
             local_queue.admitted += behind;
-            local_queue.places.iter().for_each(|places| places.add_permits(behind));
+            (local_queue.places.clone(), behind)
         });
+        places.into_iter().for_each(|places| places.add_permits(behind)); // it runs wakers
     }
 
     /// Whether others are at the front as well: one of them is to ask the server for all.

@@ -190,12 +190,9 @@ pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
     }
 }
 
-/// Whether tasks of one client share a hold, by the kind and its options. They count as one, so a
-/// limit of their number excludes that, unless the turn was set as well.
+/// Whether tasks of one client share a hold, by the kind and its options.
 pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&str>) -> bool {
-    let is_limited = kind.capacity.as_ref().is_some_and(|capacity| capacity.limit(options).is_some());
-    let may_share = !is_limited || options.sets_local_turn();
-    kind.queue == Queue::Shared && may_share && !local_turn(options, owner).is_zero()
+    kind.queue == Queue::Shared && options.let_readers_share() && !local_turn(options, owner).is_zero()
 }
 
 /// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may

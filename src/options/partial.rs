@@ -231,9 +231,10 @@ impl Options {
         self
     }
 
-    /// Whether the application has chosen how long a turn lasts.
-    pub(crate) fn sets_local_turn(&self) -> bool {
-        self.set_fields.has(Field::LocalTurn)
+    /// Whether tasks of one client may share a hold to read. They count as one reader, so a limit
+    /// that was set excludes that, unless the turn was set as well.
+    pub(crate) fn let_readers_share(&self) -> bool {
+        !self.set_fields.has(Field::MaxReaders) || self.set_fields.has(Field::LocalTurn)
     }
 
     /// Returns an error if an option differs that belongs to the existing connections.

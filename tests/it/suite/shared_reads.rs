@@ -279,9 +279,11 @@ pub async fn readers_share_only_what_they_may(setup: Setup) {
     let none = with(patient().local_turn(Duration::ZERO));
     assert!(asks(&none, &none).await, "no turn");
     assert!(!asks(&with(long_turn().max_readers(5)), &with(long_turn().max_readers(5))).await, "as it says");
-    let limited = setup.client_with(patient().max_readers(5)).await.rwlock("rules").unwrap();
-    assert!(asks(&limited, &limited).await, "readers are limited");
-    drop((lock, owned, none, limited));
+    for limit in [5, 10_000] {
+        let limited = setup.client_with(patient().max_readers(limit)).await.rwlock("rules").unwrap();
+        assert!(asks(&limited, &limited).await, "{limit} readers, the default too if it was set");
+    }
+    drop((lock, owned, none));
     drop(locks);
     setup.finish().await;
 }
