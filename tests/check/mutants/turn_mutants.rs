@@ -233,7 +233,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             ".into_iter().for_each(|earlier| earlier.end());",
             ".into_iter().for_each(drop);",
         )],
-        test: "suite::read_standalone_push_resp2::nothing_is_left_after_the_last_release",
+        test: "suite::read_standalone_push_resp2::a_turn_of_readers_ends_when_another_begins",
     },
     TestMutant {
         name: "passed-hold-is-not-settled",

@@ -54,6 +54,29 @@ pub async fn a_reader_that_is_late_twice_asks_for_itself(setup: Setup) {
     setup.finish().await;
 }
 
+/// A hold that is kept for a task that is not polled ends once this client has another one.
+pub async fn a_turn_of_readers_ends_when_another_begins(setup: Setup) {
+    let turn = Duration::from_secs(10);
+    let options = patient().local_turn(turn).ttl(Duration::from_secs(600));
+    let locks = setup.client_with(options.clone()).await;
+    let others = locks.with_options(options.ttl(Duration::from_secs(601))).unwrap();
+    let (lock, other) = (locks.rwlock("newer").unwrap(), others.rwlock("newer").unwrap());
+    let rival = setup.rival("newer").await;
+    let held = rival.lock().await.unwrap();
+    let (first, unpolled) = (waiting(&lock).await, waiting(&lock).await);
+    held.release().await.unwrap();
+    let guard = soon("the first task reads", first).await.unwrap();
+    let over = Instant::now() + turn;
+    guard.release().await.unwrap();
+    let guard = other.try_read().await.unwrap().expect("readers exclude none");
+    eventually("the first hold is released", || async { holds(&setup, &lock).await == 1 }).await;
+    assert!(Instant::now() < over, "before its turn is over");
+    guard.release().await.unwrap();
+    drop((unpolled, lock, other, rival));
+    drop((locks, others));
+    setup.finish().await;
+}
+
 /// Some of those that wait come too late for the hold that they were to join.
 pub async fn nothing_is_left_after_the_last_release(setup: Setup) {
     let (lock, rival) = (reading(&setup, "last", patient()).await, setup.rival("last").await);
