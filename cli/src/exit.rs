@@ -193,9 +193,9 @@ fn correct_tip(error: &mut clap::Error) {
     let is_of_no_command = usage.contains("redlatch [OPTIONS] <COMMAND>");
     let is_typo = error.get(ContextKind::SuggestedArg).is_some();
     let tip = match (error.kind(), text(ContextKind::InvalidArg).as_str()) {
-        (ErrorKind::InvalidSubcommand, _) => "a command under a lock: redlatch run NAME COMMAND",
+        (ErrorKind::InvalidSubcommand, _) => "to run a command under a lock: redlatch run NAME COMMAND",
         (ErrorKind::UnknownArgument, _) if is_of_no_command => {
-            "options of a command stand behind it: redlatch run -n NAME COMMAND"
+            "options of a command stand behind it, as in: redlatch run -n NAME COMMAND"
         }
         (ErrorKind::UnknownArgument, _) if !usage.contains("redlatch run ") => return,
         (ErrorKind::UnknownArgument, _) if is_typo => {
@@ -203,7 +203,9 @@ fn correct_tip(error: &mut clap::Error) {
             return;
         }
         (ErrorKind::UnknownArgument, "-c") => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
-        (ErrorKind::UnknownArgument, _) => "a command that begins with `-`: redlatch run NAME -- COMMAND",
+        (ErrorKind::UnknownArgument, _) => {
+            "`run` has no such option; a command may begin with `-`: redlatch run NAME -- COMMAND"
+        }
         _ => return,
     };
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));

@@ -63,10 +63,12 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
     ExitCode::from(refuse(name, &Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec()))
 }
 
+/// For a word that begins with `-` behind the `--`.
+pub(crate) const OPTION_TIP: &str = "; an option of `run` stands before `--`";
+
 /// Says why a command cannot be executed, and returns the exit code.
 pub(crate) fn refuse(name: &OsStr, error: &io::Error) -> u8 {
-    let is_option = name.as_bytes().starts_with(b"-");
-    let tip = if is_option { "; an option of `run` stands before `--`" } else { "" };
+    let tip = if name.as_bytes().starts_with(b"-") { OPTION_TIP } else { "" };
     say(&format!("cannot run {}: {error}{tip}", name.display()));
     match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,

@@ -38,6 +38,10 @@ impl LockArgs {
         if self.nonblock { Some(Duration::ZERO) } else { self.wait }
     }
 
+    pub(crate) fn is_reentrant(&self) -> bool {
+        self.reentrant
+    }
+
     pub(crate) fn tries_once(&self) -> bool {
         self.limit() == Some(Duration::ZERO)
     }

@@ -91,6 +91,9 @@ impl RunArgs {
             let text = "`--` may stand once, between the name of the lock and the command";
             return Err(Failure::Usage(text.to_owned()));
         }
+        if self.name.starts_with('-') {
+            return Err(Failure::Usage(format!("no lock has the name {}{}", self.name, gate::OPTION_TIP)));
+        }
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
         let label = self.label.clone().unwrap_or_else(label);
@@ -124,7 +127,11 @@ impl RunArgs {
         if let Some(name) = self.command.first()
             && let Err(error) = gate::find(name)
         {
-            return Ok(gate::refuse(name, &error));
+            let code = gate::refuse(name, &error);
+            if gate::find(self.name.as_ref()).is_ok() {
+                say(&format!("{} was taken for the name of the lock: redlatch run NAME COMMAND", self.name));
+            }
+            return Ok(code);
         }
         let locks = tokio::select! {
             biased;
@@ -155,7 +162,7 @@ impl RunArgs {
                 biased;
                 // The server may be silent.
                 signal = wait::interruption(signals) => Ok(interrupted(signal)),
-                () = self.wait.report_conflict(&locks, &self.name) => Ok(self.conflict_exit_code),
+                () = self.wait.report_conflict(&self.lock, &locks, &self.name) => Ok(self.conflict_exit_code),
             },
             Err(code) => Ok(code),
         };

@@ -1,5 +1,6 @@
 //! The wait of `run` for its lock: [`WaitArgs`], and what ends it.
 
+use std::env;
 use std::time::{Duration, Instant};
 
 use redlatch::{Locks, LocksBuilder, Options, Owner};
@@ -44,12 +45,14 @@ impl WaitArgs {
     }
 
     /// Says why the command is not started, if that was asked for: another holder has the lock.
-    pub(crate) async fn report_conflict(&self, locks: &Locks, name: &str) {
-        if self.verbose {
-            say(&match View::of(locks, name).await {
+    pub(crate) async fn report_conflict(&self, lock: &LockArgs, locks: &Locks, name: &str) {
+        let tip = nesting_tip(lock, name);
+        if self.verbose || tip.is_some() {
+            let text = match View::of(locks, name).await {
                 Ok(view) if view.is_held() => view.conflict(),
                 _ => format!("lock {name:?}: was held by another client: nothing is started"),
-            });
+            };
+            say(&(text + tip.unwrap_or_default()));
         }
     }
 
@@ -63,6 +66,7 @@ impl WaitArgs {
         start: Instant,
     ) -> Result<Option<Guard>, Failure> {
         let left = || self.outage_limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let tip = nesting_tip(lock, name);
         let mut acquiring = std::pin::pin!(async {
             loop {
                 match (lock.acquire(locks, name, owner, start).await, left()) {
@@ -83,20 +87,28 @@ impl WaitArgs {
             biased;
             acquired = &mut acquiring => return acquired,
             // Beside it: a server that does not name the holder may grant the lock.
-            () = report(locks, name), if self.verbose => {}
+            () = report(locks, name, tip), if self.verbose || tip.is_some() => {}
         }
         acquiring.await
     }
 }
 
+/// A command that runs under a lock and starts `run` for the same one waits for itself: with -n,
+/// its work is never done.
+fn nesting_tip(lock: &LockArgs, name: &str) -> Option<&'static str> {
+    let is_nested = env::var_os("REDLATCH_NAME").is_some_and(|outer| outer == name);
+    (is_nested && !lock.is_reentrant())
+        .then_some("; if the `redlatch run` around this one has it, both need -r")
+}
+
 /// Says once who holds the lock.
-async fn report(locks: &Locks, name: &str) {
+async fn report(locks: &Locks, name: &str, tip: Option<&str>) {
     loop {
         tokio::time::sleep(REPORT_AFTER).await;
         match View::of(locks, name).await {
             // Released just now: this waiter or another one gets it.
             Ok(view) if !view.is_held() => {}
-            Ok(view) => return say(&view.obstacle()),
+            Ok(view) => return say(&(view.obstacle() + tip.unwrap_or_default())),
             Err(failure) => return say(&format!("lock {name:?}: waits: {}", failure.text())),
         }
     }

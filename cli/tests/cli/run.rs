@@ -151,6 +151,8 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
         (&["run", "job", "-c", "true"][..], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "sh", "-c", "true"], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "job", "-z", "true"], "redlatch run NAME -- COMMAND"),
+        (&["run", "-o", "job", "true"], "`run` has no such option"),
+        (&["run", "--", "-n", "job", "true"], "an option of `run` stands before `--`"),
         (&["job", "true"], "redlatch run NAME COMMAND"),
         (&["-n", "run", "job", "true"], "options of a command stand behind it"),
         (&["run", "-n", "--", "job", "--", "true"], "once, between the name of the lock and the command"),
@@ -173,6 +175,9 @@ async fn command_that_cannot_run_releases_the_lock() {
         assert_eq!(ended.stderr.contains("stands before `--`"), command.starts_with('-'), "{ended:?}");
         is_held(&server, "job", false).await;
     }
+    let ended = run_on(&server, &["run", "echo", "no-such-command"]).await;
+    assert_eq!(ended.code, 127, "{ended:?}");
+    assert!(ended.stderr.contains("echo was taken for the name of the lock"), "{ended:?}");
     let ended = run_on(&server, &run(&[], &["sh", "-c", "kill -9 $$"])).await;
     assert_eq!(ended.code, 128 + 9, "{ended:?}");
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::program::{RunningProgram, ends, is_held, on, pid, run_on};
+use crate::program::{RunningProgram, ends, is_held, on, output, pid, run_on};
 use crate::support::{Server, eventually, soon};
 use crate::terminal::{REDLATCH, Terminal};
 
@@ -48,6 +48,28 @@ async fn revoked_lock_ends_the_command_although_stderr_is_blocked() {
     let (text, ended) = tokio::join!(rest(reader), running.end());
     assert_eq!(ended.code, 75, "{ended:?}");
     assert!(text.contains("was revoked"), "{text}");
+}
+
+/// A wrapper around a script that takes the same lock: with -n the work is never done, and without
+/// it the wait never ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_under_its_own_lock_says_what_nesting_needs() {
+    let server = Server::start().await;
+    let guard = server.locks().await.mutex("job").unwrap().lock().await.unwrap();
+    let nested = |words: &[&str], outer| {
+        let mut command = on(&server, words);
+        command.env("REDLATCH_NAME", outer);
+        command
+    };
+    for wait in ["-n", "-w0.5"] {
+        let ended = output(nested(&["run", wait, "job", "true"], "job"), "").await;
+        assert!(ended.code == 1 && ended.stderr.contains("both need -r"), "{ended:?}");
+        let ended = output(nested(&["run", wait, "job", "true"], "other"), "").await;
+        assert_eq!((ended.code, ended.stderr.as_str()), (1, ""));
+    }
+    guard.release().await.unwrap();
+    let ended = output(nested(&["run", "-n", "job", "true"], "job"), "").await;
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "of another server, for instance");
 }
 
 /// With `-v`, one line says that it waits, and for whom, and one that it gives up.
