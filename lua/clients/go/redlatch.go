@@ -116,10 +116,10 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 		scripts = lua.Scripts
 	}
 	c := &Client{db: db, prefix: prefix, scripts: map[string]*redis.Script{}}
-	files, err := fs.Glob(scripts, "*.lua")
-	for _, file := range append(files, "mutex.lua", "fenced.lua") { // fails in any other folder
-		text, fileErr := fs.ReadFile(scripts, file)
-		c.scripts[strings.TrimSuffix(file, ".lua")] = redis.NewScript(string(text))
+	var err error
+	for _, name := range []string{"mutex", "reentrant", "rwlock", "node", "fenced"} {
+		text, fileErr := fs.ReadFile(scripts, name+".lua")
+		c.scripts[name] = redis.NewScript(string(text))
 		err = errors.Join(err, fileErr)
 	}
 	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -146,6 +148,18 @@ func open(t *testing.T, db redis.UniversalClient) *Client {
 
 // client has connections of its own, as a process would.
 func client(t *testing.T) *Client { return open(t, plain(t)) }
+
+// A script that is missing fails here, not in the first call that needs it.
+func TestNewNeedsAllScripts(t *testing.T) {
+	scripts := fstest.MapFS{}
+	for _, name := range []string{"mutex", "reentrant", "rwlock", "fenced"} {
+		scripts[name+".lua"] = &fstest.MapFile{Data: []byte("return 1")}
+	}
+	_, err := New(context.Background(), plain(t), scripts, "lock:")
+	if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "node.lua") {
+		t.Fatal(err)
+	}
+}
 
 func must[T any](value T, err error) T {
 	if err != nil {
