@@ -96,7 +96,7 @@ the message to the next holder. A third of the server's time for it are the scri
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
 130 us where a round trip takes 70.
 - **Quorum.** Each request goes to three nodes. They agree on a token and look for a queue: eight \
-commands a pair on each, where rslock's take three. With one task, a node takes 10 us more for a pair.
+commands a pair on each, where rslock's take three.
 - **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share \
 a call, which halves the time on one server. They travel together to each master, which made a third \
 more pairs than one by one. Three servers read from and write to three times as many connections.
@@ -109,8 +109,7 @@ poll is 7 or 8 commands inside its script. Longer pauses would leave less time f
 the waiter counts as dead. Tasks that read with an owner each wait in Redis, and one of them \
 polls for all.
 - **Held locks.** The limit holds for the server and for the client, each by itself. 100,000 locks are \
-10,000 renewals a second, of 2 to 3 us each, in calls for up to 128 locks. Half of what 10,000 locks \
-take is what a server takes without requests.
+10,000 renewals a second, in calls for up to 128 locks.
 - **Processes.** Each hand-over wakes another process, and two cores serve all of them and the server.
 - **Memory.** A lock is two keys with a TTL each, which costs the server more than their contents. With \
 Debian's build of Redis 7.0.15, whose allocator rounds to 16 bytes, a lock takes 312 bytes; the same \

@@ -23,8 +23,7 @@ const SIDES: &str =
 
 const SHARED: &str = "\
 With server and client on both cores, threads of a client displace the server, and rates vary from \
-slice to slice: with 64 tasks, the re-entrant lock made 115 or 157 k pairs/s within one process, the \
-mutex 160 or 215, and rslock 130 to 155.";
+slice to slice: those of one process with 64 tasks by a third.";
 
 pub(crate) fn write(page: &mut String, peers: &Peers) -> Outcome<()> {
     paragraph(page, PAIRS)?;

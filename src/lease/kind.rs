@@ -60,7 +60,7 @@ impl Capacity {
 pub(crate) type Refusal = (i64, fn(&Options, Context) -> Error);
 
 /// What every kind refuses: another program wrote it.
-pub(crate) const WITHOUT_TTL: &str = "a value without a TTL, which is no lock of this crate";
+pub(crate) const WITHOUT_TTL: &str = "a value without a TTL, which is no lock";
 
 /// The refusal of every kind that has owners.
 pub(crate) const TOO_DEEP: Refusal =

@@ -192,7 +192,7 @@ pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
 
 /// Whether tasks of one client share a hold, by the kind and its options.
 pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&str>) -> bool {
-    kind.queue == Queue::Shared && options.let_readers_share() && !local_turn(options, owner).is_zero()
+    kind.queue == Queue::Shared && options.allow_joint_holds() && !local_turn(options, owner).is_zero()
 }
 
 /// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may

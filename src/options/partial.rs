@@ -233,7 +233,7 @@ impl Options {
 
     /// Whether tasks of one client may share a hold to read. They count as one reader, so a limit
     /// that was set excludes that, unless the turn was set as well.
-    pub(crate) fn let_readers_share(&self) -> bool {
+    pub(crate) fn allow_joint_holds(&self) -> bool {
         !self.set_fields.has(Field::MaxReaders) || self.set_fields.has(Field::LocalTurn)
     }
 
