@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import signal
 import statistics
@@ -294,6 +295,41 @@ async def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline
                 os.kill(server.process.pid, signal.SIGCONT)
             assert await soon(lambda: not server.client.exists("lock:s", "lock:other"))
             assert not await lease.release()
+
+
+@in_loop
+async def test_timeout_has_the_failure_that_hid_the_lock_as_its_cause():
+    async def cause(locks, timeout):
+        with pytest.raises(redlatch.TimedOut) as raised:
+            await locks.mutex("held", timeout=timeout)
+        return raised.value.__cause__
+
+    with Server() as server:
+        async with locks_of(server, retry=None) as locks:
+            _holder = await locks.mutex("held", ttl=60)
+            assert await cause(locks, 0) is None and await cause(locks, 0.3) is None
+            server.process.kill()
+            assert isinstance(await cause(locks, 0.5), redis.ConnectionError)
+
+
+@in_loop
+async def test_lease_that_was_granted_after_a_failure_is_released_without_references(server):
+    failures = [redis.ConnectionError("the first request is lost")]
+
+    async def fail_once(*request):
+        if failures:
+            raise failures.pop()
+        return await send(*request)
+
+    async with locks_of(server) as locks:
+        send, locks._send = locks._send, fail_once
+        gc.collect()
+        gc.disable()
+        try:
+            await locks.mutex("dropped", timeout=5)
+            assert not failures and await soon(lambda: is_free(server, "dropped"), 5)
+        finally:
+            gc.enable()
 
 
 @in_loop

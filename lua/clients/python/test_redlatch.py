@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import re
@@ -518,6 +519,71 @@ def test_timeout_leaves_no_waiter_behind(server, locks):
         locks.mutex("t", timeout=0)
     assert wait_for(lambda: waiter_count(server, "t") == 0)
     assert holder.release() and not server.client.exists("lock:t")
+
+
+def cause_of_timeout(locks, name, timeout):
+    with pytest.raises(redlatch.TimedOut) as raised:
+        locks.mutex(name, timeout=timeout)
+    cause = raised.value.__cause__
+    assert str(raised.value).endswith(f"last failure: {cause}" if cause else "it is in use")
+    return cause
+
+
+def test_timeout_has_the_failure_that_hid_the_lock_as_its_cause():
+    with Server() as server:
+        locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2, retry=None))
+        _holder = locks.mutex("held", ttl=60, timeout=0)
+        for timeout in (0, 0.3):
+            assert cause_of_timeout(locks, "held", timeout) is None
+        server.client.replicaof("127.0.0.1", 1)
+        assert isinstance(cause_of_timeout(locks, "held", 0.3), redis.exceptions.ReadOnlyError)
+        with in_background(cause_of_timeout, locks, "held", 2) as cause:
+            time.sleep(0.3)
+            server.client.replicaof("no", "one")
+            assert cause.result() is None  # the failure has passed, and the lock was in use
+        os.kill(server.process.pid, signal.SIGSTOP)
+        assert isinstance(cause_of_timeout(locks, "free", 0.3), redis.TimeoutError)
+        assert isinstance(cause_of_timeout(locks, "free", 0.05), redis.TimeoutError)
+        server.process.kill()
+        assert isinstance(cause_of_timeout(locks, "held", 0.3), redis.ConnectionError)
+        assert isinstance(cause_of_timeout(locks, "held", -1), redis.TimeoutError)
+        locks.close()
+
+
+def test_request_that_the_time_limit_cuts_short_is_no_failure(server, locks):
+    holder, send, waking = locks.mutex("cut", timeout=0), locks._send, []
+
+    async def slow(script, keys, words):
+        if waking:
+            time.sleep(0.5)
+        elif words[0] == "acquire":
+            waking.append(threading.Timer(0.25, locks._wake_all))
+            waking[0].start()
+        return await send(script, keys, words)
+
+    locks._send = slow
+    assert cause_of_timeout(locks, "cut", 0.3) is None
+    locks._send = send
+    assert holder.release()
+
+
+def test_lease_that_was_granted_after_a_failure_is_released_without_references(server, locks):
+    send, failures = locks._send, [redis.ConnectionError("the first request is lost")]
+
+    async def fail_once(*request):
+        if failures:
+            raise failures.pop()
+        return await send(*request)
+
+    locks._send = fail_once
+    gc.collect()
+    gc.disable()
+    try:
+        locks.mutex("dropped", timeout=5)
+        assert not failures
+        assert wait_for(lambda: not server.client.exists("lock:dropped"), 5)
+    finally:
+        gc.enable()
 
 
 def test_interrupted_waiter_is_given_up(server, locks):

@@ -57,7 +57,10 @@ class LockError(Exception):
 
 
 class TimedOut(LockError):
-    """The lock was not granted within the time limit."""
+    """The lock was not granted within the time limit.
+
+    `__cause__`: None if the last answer was that it is in use; else the last failure.
+    """
 
 
 class LeaseLost(LockError):
@@ -409,7 +412,8 @@ class BaseLease:
 
     async def _acquire(self, until: float, waits: bool) -> bool:
         """Returns whether the grant came in time, or too late. Raises if there is none."""
-        locks, proposal, failure = self.locks, "", ""
+        locks, proposal = self.locks, ""
+        failure: Exception | None = errors.TimeoutError("the server has not answered")
         if waits:
             channel = locks._channel if locks._is_subscribed.is_set() else ""
             self._queue[:2] = [int(min(self.ttl, CLAIM) * 1000), channel]
@@ -426,7 +430,14 @@ class BaseLease:
                 except Exception as error:
                     if not waits or not is_transient(error):
                         raise
-                    failure, answer = f"; last failure: {error}", [POLL * 1000, 0]
+                    # One that the time limit cuts short says nothing new: a poll in the last moment
+                    # reported a lock in use as an outage. Without the traceback, which has this
+                    # frame: a lease that was granted later, and forgotten, was kept for long.
+                    if failure or limit >= POLL:
+                        failure = error.with_traceback(None)
+                    answer = [POLL * 1000, 0]
+                else:
+                    failure = None  # else a lock in use, after an outage, was reported as one
                 if isinstance(answer, int):
                     return self._grant(answer, sent)
                 self._may_hold = waits
@@ -438,7 +449,9 @@ class BaseLease:
                 pause = self._queue[0] / 2000 if is_notified else POLL
                 pause = min(max(answer[0], 1) / 1000, pause, max(0.0, until - clock()))
                 await locks._pause(self._wake, pause)
-            raise TimedOut(f"lock {self.name!r}: not granted within the time limit{failure}")
+            text = f"; last failure: {failure}" if failure else ": it is in use"
+            text = f"lock {self.name!r}: not granted within the time limit{text}"
+            raise TimedOut(text) from failure
         except BaseException:
             self._give_up()
             raise
