@@ -17,7 +17,7 @@ import redis.asyncio.sentinel
 
 import redlatch
 import redlatch.asyncio
-from test_redlatch import Server, cluster_nodes, force, waiter_count
+from test_redlatch import Server, cluster_nodes, force, page_blocks, waiter_count
 
 
 @pytest.fixture(scope="module")
@@ -354,6 +354,41 @@ async def test_fenced_write_is_refused_after_a_later_one(server):
             assert await locks.send("fenced", keys, [late.token, "late"]) == 1
             assert await locks.send("fenced", keys, [early.token, "early"]) == 0
     assert server.client.get(keys[0]) == "late"
+
+
+@in_loop
+async def test_cache_of_the_page_computes_once_and_serves_an_old_value_meanwhile(server):
+    [text] = [block for block in page_blocks() if "async def price" in block]
+    plain, counts, computing = client_of(server, decode_responses=True), [], asyncio.Event()
+
+    async def compute():
+        await computing.wait()
+        counts.append("counted")
+        if len(counts) in failing:
+            raise OSError("the source fails")
+        return len(counts)
+
+    async with locks_of(server) as locks:
+        page = {"plain": plain, "locks": locks, "compute": compute, "redlatch": redlatch}
+        page |= {"asyncio": asyncio, "contextlib": contextlib}
+        exec(text, page)
+        price, failing = page["price"], {1}
+        first = [asyncio.create_task(price()) for _ in range(4)]
+        assert await soon(lambda: waiter_count(server, "tea") == 3)
+        computing.set()
+        errors = await asyncio.gather(*first, return_exceptions=True)
+        assert sorted(type(error).__name__ for error in errors) == ["LookupError"] * 3 + ["OSError"]
+        server.client.delete("{tea}:asked")
+        assert await price() == "2" and len(counts) == 2
+        computing.clear()
+        server.client.delete("{tea}:asked")
+        assert [await price() for _ in range(3)] == ["2"] * 3  # while one task refreshes
+        assert await soon(lambda: server.client.exists("{tea}:asked"))
+        gc.collect()
+        computing.set()
+        assert await soon(lambda: server.client.get("{tea}:price") == "3")
+        assert await price() == "3" and await soon(lambda: not page["tasks"])
+    await plain.aclose()
 
 
 @in_loop

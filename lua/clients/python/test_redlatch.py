@@ -1020,16 +1020,28 @@ def page_blocks():
 
 
 def test_cache_of_the_page_computes_once_and_serves_an_old_value_meanwhile(server, locks):
-    [text] = [block for block in page_blocks() if "def price" in block]
+    [text] = [block for block in page_blocks() if "\ndef refresh" in block]
     counts, computing, page = [], threading.Event(), {"plain": server.client, "locks": locks}
     page |= {"contextlib": contextlib, "threading": threading, "redlatch": redlatch}
 
     def compute():
         counts.append(computing.wait(10))
+        if len(counts) in failing:
+            raise OSError("the source fails")
         return len(counts)
 
     exec(text, page)
-    page["compute"] = compute
+    page["compute"], failing = compute, {1}
+    with ThreadPoolExecutor(4) as pool:
+        first = [pool.submit(page["price"]) for _ in range(4)]
+        assert wait_for(lambda: waiter_count(server, "tea") == 3)
+        computing.set()
+        errors = sorted(type(each.exception()).__name__ for each in first)
+        assert errors == ["LookupError"] * 3 + ["OSError"] and len(counts) == 1
+    counts.clear()
+    computing.clear()
+    failing.clear()
+    server.client.delete("{tea}:asked")
     with ThreadPoolExecutor(4) as pool:
         first = [pool.submit(page["price"]) for _ in range(4)]
         assert wait_for(lambda: waiter_count(server, "tea") == 3)
