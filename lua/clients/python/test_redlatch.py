@@ -705,7 +705,7 @@ def test_key_of_another_application_is_wrong_type_and_unchanged(server, locks):
     server.client.set("lock:text", "a")
     for name in ("list", "text"):
         for acquire in (locks.mutex, locks.write):
-            with pytest.raises(redlatch.WrongType):
+            with pytest.raises(redlatch.WrongType, match=f"'{name}': the key 'lock:{name}'.*: ch"):
                 acquire(name, timeout=1)
     assert server.client.lrange("lock:list", 0, -1) == ["a"]
     assert server.client.get("lock:text") == "a" and server.client.pttl("lock:text") == -1
@@ -726,7 +726,32 @@ def test_refusals_are_typed(server, locks):
         defaults = [""] * 6  # min_token to token_ttl_ms
         words = ["read", "attempt", "", "", "", 1000, *defaults, 1]
         [answer] = call(server.client, "rwlock", "many", *words)
-    assert redlatch.REFUSALS[-answer - 1] is redlatch.TooManyReaders
+        with pytest.raises(redlatch.TooManyReaders, match="lock 'many': .*: try again later"):
+            raise locks.read("many")._refusal(answer)
+
+
+def test_each_refusal_names_the_lock_and_a_remedy(server, locks):
+    lease = locks.mutex("a{b", timeout=0)  # a brace is no field of the text
+    for answer in range(-7, 0):
+        refused = lease._refusal(answer)
+        assert re.match(r"lock 'a\{b': [^{}]+.*: [^{}]+$", str(refused)), refused
+        assert ("'lock:a{b'" in str(refused)) == isinstance(refused, redlatch.WrongType)
+
+
+def test_only_a_hold_for_writing_is_downgraded(server, locks):
+    owner = str(uuid.uuid4())
+    for lease in (locks.mutex("d"), locks.read("e"), locks.reentrant("f", owner=owner)):
+        with pytest.raises(redlatch.Malformed, match="^downgrade: it must be of .*locks.write"):
+            lease.downgrade()
+        assert lease.is_valid and lease.release()
+
+
+@pytest.mark.parametrize("make", [redlatch.Locks, redlatch.asyncio.Locks])
+@pytest.mark.parametrize("client", [5, None, "redis://:secret@host"])
+def test_client_of_another_type_is_refused(make, client):
+    with pytest.raises(TypeError, match="^client: it must be of redis") as refused:
+        make(client)
+    assert "secret" not in str(refused.value)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -904,7 +929,7 @@ def test_forked_child_neither_releases_nor_uses_the_lease_of_its_parent(server, 
         signal.alarm(10)
         with contextlib.suppress(BaseException):
             forgotten.clear()
-            answers = [lease.is_valid, lease.downgrade(), lease.release()]
+            answers = [lease.is_valid, lease.renew(), lease.release()]
             with contextlib.suppress(redlatch.LockError):
                 answers.append(locks.mutex("child", timeout=1))
             own = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2))
@@ -913,6 +938,7 @@ def test_forked_child_neither_releases_nor_uses_the_lease_of_its_parent(server, 
         os._exit(0)
     locks._lock.release()
     assert os.waitpid(child, 0) == (child, 0)
+    os.close(sender)  # else a child that wrote nothing is read for ever
     assert json.loads(os.read(receiver, 100)) == [False, False, False, True]
     assert server.client.get("lock:fork") == lease.attempt and lease.is_valid
     assert server.client.get("lock:forgotten") == forgotten[0].attempt and forgotten[0].release()

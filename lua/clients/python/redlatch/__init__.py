@@ -91,7 +91,16 @@ class TooManyReaders(LockError):
     """Too many readers hold the lock or wait for it, which may pass."""
 
 
-REFUSALS = [LockError, WrongType, WrongType, TooDeep, Malformed, WouldDeadlock, TooManyReaders]
+_OTHER = "choose another name, or delete the key once nothing uses it"
+REFUSALS = [  # -1 to -7
+    (LockError, "its attempt has ended: try again"),
+    (WrongType, f"the key {{!r}} holds another kind of lock, or no lock: {_OTHER}"),
+    (WrongType, f"the key {{!r}} has no TTL, so another program wrote it: {_OTHER}"),
+    (TooDeep, "its owner has `max_depth` holds: release one, or raise `max_depth`"),
+    (Malformed, "the server takes a word of its request for malformed: report it"),
+    (WouldDeadlock, "another reader waits to write: release what this owner reads, and try again"),
+    (TooManyReaders, "too many readers hold it or wait for it: try again later"),
+]
 # Seconds on a monotonic clock that also counts while the machine is suspended (Linux, macOS).
 clock = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
@@ -169,8 +178,10 @@ class BaseLocks(Generic[T]):
 
     def __init__(self, client: Any, prefix: str = "lock:", scripts: Any = SCRIPTS):
         """`scripts`: a folder that replaces the scripts of the package."""
-        if inspect.iscoroutinefunction(client.execute_command) != self._is_async:
-            raise TypeError("redis.asyncio needs redlatch.asyncio.Locks; redis, redlatch.Locks")
+        send = getattr(client, "execute_command", None)
+        if not send or inspect.iscoroutinefunction(send) != self._is_async:
+            rule = "of redis.asyncio for redlatch.asyncio.Locks, and of redis for redlatch.Locks"
+            raise TypeError(f"client: it must be {rule}, not {type(client).__name__}")
         _require(_is_text(prefix), "prefix", prefix, "a str")
         self.client, self.prefix, self._scripts, self._pid = client, prefix, {}, os.getpid()
         folder = Path(scripts) if isinstance(scripts, str) else scripts
@@ -458,7 +469,7 @@ class BaseLease:
 
     def _grant(self, answer: int, sent: float) -> bool:
         if answer < 0:
-            raise REFUSALS[-answer - 1](f"lock {self.name!r}: refused with {answer}")
+            raise self._refusal(answer)
         self.token = answer
         self.locks._waiters.pop(self.attempt, None)
         # Without a thread, it raises: run in this one, it would renew the lease and never return.
@@ -467,17 +478,23 @@ class BaseLease:
         self.locks._start(renewals, or_here=False)
         return self.is_valid
 
+    def _refusal(self, answer: int) -> LockError:
+        kind, text = REFUSALS[-answer - 1]
+        return kind(f"lock {self.name!r}: {text.format(self._keys[0])}")
+
     def _move(self, sent: float) -> None:
         self._valid_until = max(self._valid_until, sent + self.ttl * 0.99 - 0.002)
         self._renew_at = sent + self.ttl / 3
 
     async def _extend(self, verb: str) -> bool:
+        if verb == "downgrade":
+            _require(self._verb == "write", verb, self.name, "of a hold of `locks.write`")
         sent, answer = clock(), 0
         if self.is_valid:
             words = [self.locks._observe()] if verb == "downgrade" else []
             answer = await self._call((self._valid_until - sent) / 4, verb, self._ttl_ms, *words)
         if answer == -5:
-            raise Malformed(f"lock {self.name!r}: {verb} was refused with -5")
+            raise self._refusal(answer)
         is_held = answer > 0 and self.is_valid
         if is_held:
             self.locks._observe(0, answer)
