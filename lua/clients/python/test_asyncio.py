@@ -1,4 +1,4 @@
-"""Tests of redlatch.asyncio on private servers. The oracle is the server, read by a plain client."""
+"""Tests of redlatch.asyncio on private servers. The oracle is the server, by a plain client."""
 
 import asyncio
 import contextlib

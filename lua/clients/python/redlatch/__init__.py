@@ -27,6 +27,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import redis
 from redis import exceptions as errors
 
 __version__ = "1.0.0"
@@ -567,7 +568,12 @@ class Locks(BaseLocks["Lease"]):
 
     _is_async, _event, _releases = False, threading.Event, set()
 
-    def __init__(self, client: Any, prefix: str = "lock:", scripts: Any = SCRIPTS):
+    def __init__(
+        self,
+        client: redis.Redis | redis.RedisCluster,
+        prefix: str = "lock:",
+        scripts: Any = SCRIPTS,
+    ):
         super().__init__(client, prefix, scripts)
         _run(self._open())
 
@@ -597,7 +603,7 @@ class Locks(BaseLocks["Lease"]):
 
     @staticmethod
     def _start(coroutine: Any, or_here: bool = True) -> futures.Future:
-        """Runs it in a daemon thread, which neither ends with the main thread nor keeps the process.
+        """Runs it in a daemon thread: it does not end with the main thread, nor keep the process.
 
         Where no thread can be started, runs it in this one, or raises `RuntimeError`.
         """

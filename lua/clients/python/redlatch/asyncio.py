@@ -1,4 +1,4 @@
-"""Locks on Redis and Valkey for asyncio, on `redis.asyncio`. The promises are those of `redlatch`."""
+"""Locks on Redis and Valkey for asyncio, on `redis.asyncio`, with the promises of `redlatch`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
+
+import redis.asyncio
 
 from . import SCRIPTS, BaseLease, BaseLocks, LeaseLost, clock
 
@@ -47,7 +49,12 @@ class Locks(BaseLocks[Acquire]):
 
     _is_async, _event = True, asyncio.Event
 
-    def __init__(self, client: Any, prefix: str = "lock:", scripts: Any = SCRIPTS):
+    def __init__(
+        self,
+        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+        prefix: str = "lock:",
+        scripts: Any = SCRIPTS,
+    ):
         super().__init__(client, prefix, scripts)
         self._loop, self._tasks, self._releases = None, set(), set()
 
