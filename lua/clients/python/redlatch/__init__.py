@@ -618,7 +618,7 @@ class Locks(BaseLocks["Lease"]):
 
         try:
             threading.Thread(target=run, daemon=True).start()
-        except RuntimeError:  # too many threads, or the process ends: atexit, from Python 3.12 on
+        except RuntimeError:  # too many threads, or the process ends: Python 3.12
             if not or_here:
                 coroutine.close()
                 raise
