@@ -254,6 +254,7 @@ export class Redlatch {
   #subscriber;
   #start;
   ready = new Promise((resolve) => (this.#start = resolve));
+  #onBroken = (error) => this.isClosed || this.onError(error); // `close` breaks those that begin
 
   /** Connects with the options of `redis`: a `Redis`, also with Sentinel, or a `Cluster`. */
   constructor(redis, { prefix = "lock:", scripts = SCRIPTS, onError = () => {} } = {}) {
@@ -282,7 +283,7 @@ export class Redlatch {
     this.#redis.on("error", (error) => {
       this.#failure = error;
       if (isFinal(error)) this.#refuse(error); // a wrong password
-      this.onError(error);
+      this.#onBroken(error);
     });
     // What only tries must not wait for a server that refuses connections.
     this.tried = Promise.race([this.ready, new Promise((on) => this.#redis.once("error", on))]);
@@ -376,6 +377,9 @@ export class Redlatch {
     this.#isClosing = true;
     this.#start();
     for (const { close } of this.attempts.values()) close();
+    // Each ends by itself. The message that its lock was handed to it came after the connection had
+    // ended, and was answered by a release, which failed.
+    this.attempts.clear();
     await Promise.race([Promise.all(this.#tasks), sleep(timeout, undefined, { ref: false })]);
     this.isClosed = true;
     this.#redis.disconnect();
@@ -413,9 +417,9 @@ export class Redlatch {
       this.minToken(time[0] * 1e6 + Number(time[1]));
       const subscriber = node.duplicate(WATCHED);
       const ping = setInterval(() => subscriber.ping().catch(() => {}), 5_000);
-      subscriber.on("error", this.onError);
+      subscriber.on("error", this.#onBroken);
       subscriber.on("message", (_, text) => text.split(" ", 1)[0].split(",").forEach(notify));
-      subscriber.subscribe(this.channel).then(confirm, this.onError).then(this.#start);
+      subscriber.subscribe(this.channel).then(confirm, this.#onBroken).then(this.#start);
       this.#subscriber = subscriber;
       await new Promise((resolve) => subscriber.on("end", resolve));
       clearInterval(ping);

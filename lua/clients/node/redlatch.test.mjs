@@ -76,6 +76,17 @@ function openClient(connection = redis, options) {
   return opened;
 }
 
+/** Calls `use` with the connection that a client makes from `connection`, and each subscription. */
+function onCopy(connection, use) {
+  const duplicate = connection.duplicate.bind(connection);
+  connection.duplicate = (...options) => {
+    const copy = duplicate(...options);
+    onCopy(copy, use);
+    use(copy);
+    return copy;
+  };
+}
+
 /** Calls `check` until it answers something true. */
 async function until(check, ms = 5000) {
   const end = performance.now() + ms;
@@ -628,6 +639,54 @@ test("closed_client_cancels_waiters", async () => {
   await Promise.all([assert.rejects(waiting, hasCode("closed")), other.close()]);
   assert.equal(await countWaiters("closing"), 0);
   await holder.release();
+});
+
+test("message_after_close_is_no_error", async () => {
+  const [errors, connection, controller] = [[], open(server), new AbortController()];
+  let subscriber;
+  onCopy(connection, (copy) => (subscriber = copy)); // the last one
+  const other = openClient(connection, { onError: (error) => errors.push(error) });
+  await until(() => other.isSubscribed);
+  const holder = await other.acquire("mutex", "late-message");
+  const options = { ...NEVER_POLLED, signal: controller.signal };
+  const waiting = other.acquire("mutex", "late-message", options);
+  await isQueued("late-message");
+  subscriber.stream.pause();
+  const released = holder.release(); // is sent before that of the waiter, which gets the lock
+  controller.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+  assert.equal(await released, true);
+  await other.close();
+  assert.equal(await redis.exists("lock:late-message"), 0);
+  assert.equal(await countWaiters("late-message"), 0);
+  const arrived = once(subscriber, "message");
+  subscriber.stream.resume();
+  const [, message] = await within(5000, arrived);
+  assert.match(message, / lock:late-message$/);
+  await new Promise(setImmediate); // a request without a connection has failed then
+  assert.deepEqual(errors, []);
+});
+
+test("close_while_connecting_is_no_error", async () => {
+  const close = async (isSubscription, hasSocket) => {
+    const [errors, connection] = [[], open(server)];
+    let copies = 0;
+    const ended = new Promise((resolve) => {
+      onCopy(connection, async (copy) => {
+        if (isSubscription !== (copies++ > 0)) return;
+        copy.once("end", resolve);
+        do await new Promise(process.nextTick); // before any socket is connected
+        while (hasSocket && !copy.stream);
+        await other.close();
+      });
+    });
+    const other = openClient(connection, { onError: (error) => errors.push(error) });
+    await within(5000, ended);
+    await new Promise(setImmediate);
+    assert.deepEqual(errors, [], inspect({ isSubscription, hasSocket, errors }));
+  };
+  for (const isSubscription of [false, true])
+    for (const hasSocket of [false, true]) await close(isSubscription, hasSocket);
 });
 
 test("arguments_are_checked_before_a_request", async () => {
