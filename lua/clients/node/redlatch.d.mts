@@ -80,11 +80,11 @@ export class Redlatch {
     name: string,
     options?: Omit<AcquireOptions, "claim">,
   ): Promise<Lease | null>;
-  /** Sends a script. `words`: a verb, those of each lock, those of the call. */
+  /** Sends a script. `words`: a verb, those of each lock, those of the call. Others: `malformed`. */
   send(
     script: string,
     keys: string[],
-    words: (string | number)[],
+    words: (string | number | Uint8Array)[],
     limit?: number,
   ): Promise<unknown>;
   /**

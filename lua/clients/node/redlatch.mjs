@@ -47,6 +47,12 @@ function stopwatch() {
   return () => Math.max(performance.now() - now, (uptime() - up) * 1000 + UPTIME_STEP);
 }
 
+/** Names the first rule that is not met. */
+function demand(code, lock, rules) {
+  const broken = rules.find(([isMet]) => !isMet);
+  if (broken) throw new LockError(code, lock, `${broken[1]}, not ${inspect(broken[2])}`);
+}
+
 /** The keys of a lock, in one slot. Other names could share a key with another lock. */
 export function lockKeys(name, prefix = "lock:") {
   const lock = prefix + name;
@@ -79,14 +85,13 @@ function check(lock, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 
     // Others threw where nothing caught it: the call never settled.
     [(signal ?? null) === null || isSignal, "signal must be an AbortSignal", signal],
   ];
-  for (const [isMet, rule, value] of rules)
-    if (!isMet) throw new LockError("malformed", lock, `${rule}, not ${inspect(value)}`);
+  demand("malformed", lock, rules);
 }
 
 /** An attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
 function obtain(client, kind, keys, options, start = performance.now()) {
-  const { owner = "", signal, ttl = 30_000, timeout = Infinity } = options;
-  const { claim = Math.min(ttl, 3000) } = options;
+  const { signal, ttl = 30_000, timeout = Infinity, claim = Math.min(ttl, 3000) } = options;
+  const owner = options.owner ?? "";
   const [script, acquire] = /^(read|write)$/.test(kind) ? ["rwlock", kind] : [kind, "acquire"];
   const id = randomBytes(16).toString("hex"); // the same in all requests, like claim and channel
   const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
@@ -319,7 +324,15 @@ export class Redlatch {
 
   /** Sends a script, by SHA1 or source. `words`: a verb, those of each lock, those of the call. */
   async send(script, keys, words, limit = Infinity) {
-    if (!FILES.includes(script)) throw new TypeError(`no script ${inspect(script)}`);
+    const isWord = (word) => /^(string|number)$/.test(typeof word) || word instanceof Uint8Array;
+    const all = [...keys, ...words];
+    const odd = all.findIndex((word) => !isWord(word));
+    demand("malformed", keys[0], [
+      [FILES.includes(script), `script must be one of ${FILES.join(", ")}`, script],
+      // ioredis sends {} as "[object Object]" and null as "", which a fenced write stored.
+      [odd < 0, "a key or word must be a string, a number or a Buffer", all[odd]],
+    ]);
+    const sent = all.map((word) => (word instanceof Uint8Array ? Buffer.from(word) : word));
     const ms = Math.max(1, Math.min(limit, REQUEST_TIMEOUT));
     let timer;
     const late = new Promise((_, reject) => {
@@ -327,7 +340,7 @@ export class Redlatch {
       const expire = () => reject(error, this.#replaceSilent());
       timer = setTimeout(setImmediate, ms, expire); // after what has arrived in a blocked process
     });
-    const reply = this.#time(() => this.#redis[script](keys.length, ...keys, ...words));
+    const reply = this.#time(() => this.#redis[script](keys.length, ...sent));
     return Promise.race([reply, late]).finally(() => clearTimeout(timer));
   }
 

@@ -737,8 +737,26 @@ test("missing_script_is_an_error_of_the_constructor", () => {
 });
 
 test("unknown_script_is_refused_by_send", async () => {
+  const isRefused = (error) =>
+    hasCode("malformed")(error) && /script must be one of mutex, .*, not /.test(error.message);
   for (const script of ["mutx", "ping", "constructor"]) // ioredis has a ping of its own
-    await assert.rejects(client.send(script, [], ["x"]), /no script/);
+    await assert.rejects(client.send(script, [], ["x"]), isRefused);
+});
+
+test("word_that_is_no_text_is_refused_by_send", async () => {
+  const keys = ["{words}:value", "{words}:token"];
+  const isRefused = (error) =>
+    hasCode("malformed")(error) && /a key or word must be .*, not /.test(error.message);
+  for (const value of [{ a: 1 }, null, undefined, true, ["a"], new Date(), 1n, Symbol("a")])
+    await assert.rejects(client.send("fenced", keys, [1, value]), isRefused, inspect(value));
+  await assert.rejects(client.send("fenced", [null, keys[1]], [1, "text"]), isRefused);
+  assert.equal(await redis.exists(...keys), 0);
+  const bytes = Buffer.from([0, 255, 10]);
+  for (const [index, value] of ["", 7, bytes, new Uint8Array(bytes)].entries()) {
+    assert.equal(await client.send("fenced", keys, [index + 1, value]), 1);
+    const stored = Buffer.from(value instanceof Uint8Array ? value : String(value));
+    assert.deepEqual(await redis.getBuffer(keys[0]), stored);
+  }
 });
 
 test("zero_timeout_tries_once", async () => {
