@@ -347,12 +347,12 @@ FAULTS = [
     }),
     ("the limit of names counts letters", "names", {
         "python": ("len(name.encode()) > 512", "len(name) > 512"),
-        "node": ("Buffer.byteLength(name) > 512", "name.length > 512"),
+        "node": ("Buffer.byteLength(`${name}`) > 512", "name.length > 512"),
         "java": ("name.getBytes(UTF_8).length > 512", "name.length() > 512"),
     }),
     ("an empty name", "names", {
         "python": ("if not name or is_too_long", "if is_too_long"),
-        "node": ("!name || isTooLong", "isTooLong"),
+        "node": (' && name !== ""', ""),
         "go": ('l.Name == "" || ', ""),
         "java": ("name.isEmpty() || isTooLong", "isTooLong"),
     }),

@@ -2,7 +2,7 @@ import type { Cluster, Redis } from "ioredis";
 
 export type Kind = "mutex" | "reentrant" | "read" | "write";
 
-/** The reasons for which a call fails. */
+/** The reasons for which a call fails; the README has what to do. */
 export type Code =
   | "timed_out"
   | "lost"
@@ -16,6 +16,7 @@ export type Code =
   | "would_deadlock"
   | "too_many_readers";
 
+/** The message has the name of the lock as the caller gave it, the reason and the remedy. */
 export class LockError extends Error {
   readonly code: Code;
   constructor(code: Code, lock: string, text: string, cause?: unknown);

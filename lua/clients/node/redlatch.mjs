@@ -18,8 +18,17 @@ const MIN_TTL = UPTIME_STEP + 90; // a shorter one would have ended before its g
 const TRANSIENT = /OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN/;
 const isFinal = (error) => error?.name === "ReplyError" && !TRANSIENT.test(error.message);
 const clip = (ms) => Math.min(ms, 2 ** 31 - 1); // a timer with a longer delay fires at once
-const REFUSALS =
-  ",ended,wrong_type,wrong_type,too_deep,malformed,would_deadlock,too_many_readers".split(",");
+const WRITTEN = "what another program wrote; use another name, or delete the key if unused";
+const REFUSALS = {
+  "-1": ["ended", "the server has ended this attempt; acquire the lock again"],
+  "-2": ["wrong_type", `the key holds another kind of lock, or ${WRITTEN}`],
+  "-3": ["wrong_type", `the key has no TTL, so it holds no lock, but ${WRITTEN}`],
+  "-4": ["too_deep", "the owner holds it as often as it may; release a hold first"],
+  "-5": ["malformed", "the server refused a word; take the scripts and this file of one version"],
+  "-6": ["would_deadlock", "another reader waits to write; release the hold for reading first"],
+  "-7": ["too_many_readers", "as many readers as it may have hold it or wait; try later"],
+};
+const UNKNOWN = ["unavailable", "no script answers so; look for a proxy or another version"];
 
 // No acquire is sent later or again, since its attempt may have ended. CLIENT is not in the ACL.
 const ONCE = { enableOfflineQueue: false, maxRetriesPerRequest: 0, enableAutoPipelining: false };
@@ -30,7 +39,7 @@ const CONNECT = { connectTimeout: TEST_TIMEOUT, retryStrategy, reconnectOnError 
 const LIMITS = { socketTimeout: REQUEST_TIMEOUT, ...CONNECT }; // the subscription inherits them
 const WATCHED = { socketTimeout: TEST_TIMEOUT, retryStrategy: null, enableOfflineQueue: true };
 
-/** `code`: one of REFUSALS, or "timed_out", "lost", "closed", "unavailable", "bad_name". */
+/** `code`: of REFUSALS, or "timed_out", "lost", "closed", "unavailable", "bad_name". */
 export class LockError extends Error {
   constructor(code, lock, text, cause) {
     super(`lock ${JSON.stringify(lock)}: ${text}`, { cause });
@@ -57,16 +66,21 @@ function demand(code, lock, rules) {
 export function lockKeys(name, prefix = "lock:") {
   const lock = prefix + name;
   const hasTag = /^[^{]*\{[^}]+\}/.test(lock);
-  const reserved = hasTag ? /^\{[^}]+\}$|\{\}node$|:(fence|waiters)$/ : /\}/;
-  const isTooLong = Buffer.byteLength(prefix) > 128 || Buffer.byteLength(name) > 512;
-  const isRefused = !name || isTooLong || reserved.test(lock) || !lock.isWellFormed();
-  if (isRefused) throw new LockError("bad_name", name, "not a lock name");
+  const reserved = /^\{[^}]+\}$|\{\}node$|:(fence|waiters)$/;
+  const isTooLong = Buffer.byteLength(prefix) > 128 || Buffer.byteLength(`${name}`) > 512;
+  demand("bad_name", name, [
+    [typeof name === "string" && name !== "", "a name must be a text and not empty", name],
+    [!isTooLong, "a name must have at most 512 bytes, and a prefix 128", lock],
+    [lock.isWellFormed(), "a key must be well-formed Unicode", lock],
+    [hasTag || !lock.includes("}"), 'a key with "}" must have a hash tag, as "{a}b"', lock],
+    [!hasTag || !reserved.test(lock), "a key with a hash tag must be no other lock's", lock],
+  ]);
   const base = hasTag ? lock : `{${lock}}`;
   return [lock, `${base}:waiters`, `${base}:fence`];
 }
 
 /** Names the argument and its rule. The server answers only -5, and a wrong kind has no script. */
-function check(lock, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 1 }) {
+function check(name, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 1 }) {
   const isTime = (ms, least, most) => Number.isInteger(ms) && ms >= least && ms <= most;
   const isNone = kind === "mutex" || (kind !== "reentrant" && (owner ?? "") === "");
   const isText = typeof owner === "string" && /^(?!:)[^ ]+$/.test(owner);
@@ -85,7 +99,7 @@ function check(lock, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 
     // Others threw where nothing caught it: the call never settled.
     [(signal ?? null) === null || isSignal, "signal must be an AbortSignal", signal],
   ];
-  demand("malformed", lock, rules);
+  demand("malformed", name, rules);
 }
 
 /** An attempt: resolves to its lease, or to null if the lock is busy and `claim` is empty. */
@@ -99,7 +113,12 @@ function obtain(client, kind, keys, options, start = performance.now()) {
   let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
   let isOver, isLate, isUncertain, failure, nap, released, timer, alarm;
 
-  const fail = (code, text, cause) => new LockError(code, keys[0], text, cause);
+  const name = keys[0].slice(client.prefix.length);
+  const fail = (code, text, cause) => new LockError(code, name, text, cause);
+  const refuse = (answer) => {
+    const [code, text] = REFUSALS[answer] ?? UNKNOWN;
+    return fail(code, `${text} (${kind}, key ${JSON.stringify(keys[0])}, answer ${answer})`);
+  };
   const unavailable = (error) => fail("unavailable", reasonOf(error), error);
   const call = (limit, ...words) =>
     client.send(script, keys, words, limit).then((list) => list[0] ?? list);
@@ -131,7 +150,7 @@ function obtain(client, kind, keys, options, start = performance.now()) {
         if (!claim || isFinal(failure) || client.isClosed) throw unavailable(failure);
         return [POLL, 0];
       });
-      if (answer < 0) throw fail(REFUSALS[-answer], `the server answered ${answer}`);
+      if (answer < 0) throw refuse(answer);
       if (!Array.isArray(answer)) {
         [lease.token, elapsed] = [answer, sent];
         isLate = !isOver && left() <= 0; // the machine was suspended
@@ -167,7 +186,7 @@ function obtain(client, kind, keys, options, start = performance.now()) {
       throw fail("malformed", `only a write lock can be downgraded, not ${kind}`);
     const sent = stopwatch();
     const answer = isValid() ? await call(left() / 4, verb, ...head, ttl, ...minToken) : 0;
-    if (answer === -5) throw fail("malformed", `${verb} was refused with -5`);
+    if (answer === -5) throw refuse(answer);
     if (answer > 0 && isValid()) {
       client.minToken(answer);
       if (sent() < elapsed()) elapsed = sent;
@@ -305,7 +324,7 @@ export class Redlatch {
   async acquire(kind, name, options = {}) {
     if (options.timeout !== 0) return obtain(this, kind, this.#keys(kind, name, options), options);
     const lease = await this.tryAcquire(kind, name, options); // without this, none was asked for
-    if (!lease) throw new LockError("timed_out", this.prefix + name, "in use");
+    if (!lease) throw new LockError("timed_out", name, "in use");
     return lease;
   }
 
@@ -317,8 +336,8 @@ export class Redlatch {
 
   #keys(kind, name, options) {
     const keys = lockKeys(name, this.prefix);
-    check(keys[0], kind, options);
-    if (this.#isClosing) throw new LockError("closed", keys[0], "client closed");
+    check(name, kind, options);
+    if (this.#isClosing) throw new LockError("closed", name, "client closed");
     return keys;
   }
 

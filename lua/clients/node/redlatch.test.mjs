@@ -555,6 +555,16 @@ test("names_are_validated", async () => {
   for (const name of [...refused, "{a}\n:fence"]) {
     await assert.rejects(client.acquire("mutex", name), hasCode("bad_name"), name);
   }
+  for (const name of [undefined, null, 7, ["a"]])
+    await assert.rejects(client.acquire("mutex", name), hasCode("bad_name"), inspect(name));
+  const texts = [
+    ["", 'lock "": a name must be a text and not empty, not \'\''],
+    ["a}b", 'lock "a}b": a key with "}" must have a hash tag, as "{a}b", not \'lock:a}b\''],
+    ["{a}:fence", /^lock "\{a\}:fence": a key with a hash tag must be no other lock's, not /],
+    [long, /: a name must have at most 512 bytes, and a prefix 128, not /],
+    ["\ud800", /: a key must be well-formed Unicode, not /],
+  ];
+  for (const [name, message] of texts) assert.throws(() => lockKeys(name), { message });
   assert.throws(() => lockKeys("{a}", ""), hasCode("bad_name"));
   assert.throws(() => lockKeys("a", "p".repeat(129)), hasCode("bad_name"));
 });
@@ -578,6 +588,34 @@ test("refusals_are_typed_errors_and_change_nothing", async () => {
   await assert.rejects(hold(), hasCode("too_deep"));
   await Promise.all(holds.map((lease) => lease.release()));
   assert.equal(await redis.exists("lock:deep"), 0);
+});
+
+test("error_names_the_lock_the_reason_and_the_remedy", async () => {
+  const scripts = new URL(`file://${mkdtempSync(join(folder, "scripts-"))}/`);
+  for (const file of ["mutex", "reentrant", "rwlock", "node", "fenced"])
+    writeFileSync(new URL(`${file}.lua`, scripts), "return {-tonumber(KEYS[1]:match('%d+'))}");
+  const other = openClient(redis, { scripts, prefix: "app:" });
+  const codes = "ended wrong_type wrong_type too_deep malformed would_deadlock too_many_readers";
+  const unknown = ["unavailable", "unavailable", "unavailable"];
+  for (const [index, code] of [...codes.split(" "), ...unknown].entries())
+    for (const verb of ["acquire", "tryAcquire"]) {
+      const name = `refused ${index + 1}`;
+      await assert.rejects(other[verb]("write", name), (error) => {
+        assert.equal(error.code, code);
+        const [start, end] = [`lock "${name}": `, ` (write, key "app:${name}", answer ${~index})`];
+        assert.ok(error.message.startsWith(start) && error.message.endsWith(end), error.message);
+        return /[a-z]; [a-z]/.test(error.message); // a reason and a remedy
+      });
+    }
+  const lease = await client.acquire("mutex", "named");
+  const refuses = async (message, kind, options) =>
+    assert.rejects(client.acquire(kind, "named", options), { message });
+  await refuses(/^lock "named": in use$/, "mutex", { timeout: 0 });
+  await refuses(/^lock "named": not within 50 ms$/, "mutex", { timeout: 50 });
+  await refuses(/^lock "named": kind must be/, "mutx");
+  await refuses(/^lock "named": the key holds another kind of lock, or .*"lock:named"/, "read");
+  await assert.rejects(lease.downgrade(), /lock "named": only a write lock/);
+  assert.equal(await lease.release(), true);
 });
 
 test("second_reader_that_waits_to_write_is_refused", async () => {
