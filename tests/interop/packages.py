@@ -9,6 +9,7 @@ a language failed.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,19 +54,21 @@ def node(client, folder):
     run(folder, "npm", "install", "--silent", "--no-audit", "--no-fund", f"./{archive}")
     load = "require('redlatch-node').Redlatch.name"
     run(folder, "node", "--input-type=commonjs", "--eval", load)
-    types(folder)
+    types(folder, re.search(r"```ts\n(.*?)```", (client / "README.md").read_text(), re.DOTALL)[1])
     text = (client / "worker.mjs").read_text()
     (folder / "worker.mjs").write_text(text.replace("./redlatch.mjs", "redlatch-node"))
     return {"node": f"node '{folder}/worker.mjs'"}
 
 
-def types(folder):
-    """The types describe what the package has: a program with each call compiles, a wrong one not."""
+def types(folder, nested):
+    """The types describe what the package has: a program with each call, and the nested one of the
+    page, compiles, a wrong one not."""
     compiler = ["typescript@5", "@types/node@20"]
     run(folder, "npm", "install", "--silent", "--no-audit", "--no-fund", *compiler)
-    options = ["--noEmit", "--strict", "--module", "nodenext", "--target", "es2022"]
+    strict = ["--strict", "--exactOptionalPropertyTypes"]
+    options = ["--noEmit", *strict, "--module", "nodenext", "--target", "es2022"]
     check_types = ["npx", "--no-install", "tsc", *options, "app.mts"]
-    (folder / "app.mts").write_text(TYPED)
+    (folder / "app.mts").write_text(TYPED + nested)
     run(folder, *check_types)
     (folder / "app.mts").write_text(TYPED.replace('"mutex", "backup"', '"mutexx", "backup"'))
     wrong = subprocess.run(check_types, cwd=folder, capture_output=True, text=True)
@@ -73,6 +76,9 @@ def types(folder):
 
 
 TYPED = """
+import { AsyncLocalStorage } from "node:async_hooks";
+import { randomUUID } from "node:crypto";
+import { type IncomingMessage } from "node:http";
 import { Redis } from "ioredis";
 import { LockError, Redlatch, type Lease } from "redlatch-node";
 
@@ -89,6 +95,7 @@ try {
   await lease.release();
   await locks.close(1_000);
 }
+declare const request: IncomingMessage, url: string;
 """
 
 

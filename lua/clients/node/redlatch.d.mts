@@ -22,21 +22,21 @@ export class LockError extends Error {
   constructor(code: Code, lock: string, text: string, cause?: unknown);
 }
 
-/** Times are in milliseconds. */
+/** Times are in milliseconds. An option that is undefined has its default. */
 export interface AcquireOptions {
   /**
    * How long the lock stays held without a renewal: 30,000. An integer, on Linux at least 100, and
    * elsewhere 1,090.
    */
-  ttl?: number;
+  ttl?: number | undefined;
   /** How long a call waits; without one, for ever. Zero tries once. */
-  timeout?: number;
+  timeout?: number | undefined;
   /** Ends the wait. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
   /** Holds of one owner nest: a random text. A re-entrant lock needs one. */
-  owner?: string;
+  owner?: string | undefined;
   /** For how long a released lock is reserved for this waiter: 3,000, or the TTL if it is less. */
-  claim?: number;
+  claim?: number | undefined;
 }
 
 export interface Lease {
@@ -57,11 +57,11 @@ export interface Lease {
 
 export interface RedlatchOptions {
   /** What the keys begin with: `lock:`. */
-  prefix?: string;
+  prefix?: string | undefined;
   /** The folder of the scripts, which ends in `/`. */
-  scripts?: URL;
+  scripts?: URL | undefined;
   /** Receives what no call reports. What it throws is printed. */
-  onError?: (error: Error) => void;
+  onError?: ((error: Error) => void) | undefined;
 }
 
 /** The keys lock, waiters and fence, in one slot. Throws a `LockError` for other names. */
@@ -81,7 +81,7 @@ export class Redlatch {
     name: string,
     options?: Omit<AcquireOptions, "claim">,
   ): Promise<Lease | null>;
-  /** Sends a script. `words`: a verb, those of each lock, those of the call. Others: `malformed`. */
+  /** Sends a script. `words`: a verb, those of each lock, those of the call. */
   send(
     script: string,
     keys: string[],
