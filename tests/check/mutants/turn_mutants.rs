@@ -167,8 +167,8 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "last-token-is-forgotten-with-its-queue",
         edits: &[edit(
             "src/lease/local_queue.rs",
-            "        local_queues.last_tokens[place] = local_queues.last_tokens[place].max(token);\n",
-            "        local_queues.last_tokens[place] = 0;\n",
+            "        *last_token = token.max(*last_token);\n",
+            "        *last_token = 0;\n",
         )],
         test: "standalone::reserved_tokens::no_token_is_reserved_while_the_counter_is_ahead_of_the_clock",
     },
