@@ -38,6 +38,11 @@ use crate::measure::WakeReason;
 use crate::traces::{Grant, HoldSpan, releasing};
 use crate::wire::Together;
 
+/// How many of the 128 units of work that tokio allows a task in a row a read counts for. It takes
+/// less than a microsecond and waits for nothing: with one unit, 256 tasks that only read kept a
+/// writer of their process waiting for 30 ms, since its tasks run several times before it writes.
+const BUDGET_OF_A_READ: u32 = 4;
+
 /// A hold of a kind that allows several.
 pub(crate) enum Hold {
     /// One with an owner, for instance.
@@ -83,7 +88,9 @@ impl Acquire for Hold {
         if !request.shares() {
             return None;
         }
-        consume_budget().await; // a task that does nothing else must let others run
+        for _ in 0..BUDGET_OF_A_READ {
+            consume_budget().await;
+        }
         JointHold::join(request).map(Hold::Joint)
     }
 

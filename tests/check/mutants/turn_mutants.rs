@@ -218,6 +218,11 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
     },
     TestMutant {
+        name: "tasks-that-read-let-no-others-run",
+        edits: &[edit("src/lease/joint_hold.rs", "BUDGET_OF_A_READ: u32 = 4;", "BUDGET_OF_A_READ: u32 = 1;")],
+        test: "rwlock::many_readers::rwlock_standalone_tasks_that_only_read_let_others_run",
+    },
+    TestMutant {
         name: "late-reader-waits-behind-newer-ones",
         edits: &[edit(
             "src/lease/joint_hold.rs",

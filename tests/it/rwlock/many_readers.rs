@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redlatch::{Mode, Owner, Renewal, RwLock};
@@ -9,6 +11,9 @@ use tokio::task::JoinSet;
 
 use super::{READ_LANE, client, queued};
 use crate::support::{Oracle, Server, eventually, patient, soon};
+
+/// A turn that lasts for the whole test.
+const LONG: Duration = Duration::from_secs(10);
 
 /// A script with a fixed amount of work. It takes about 3 ms, half of what a script may take.
 const YARDSTICK: &str = "
@@ -42,6 +47,35 @@ async fn script_time(server: &Server) -> f64 {
 }
 
 const READERS: usize = 9_990;
+
+/// Reads that join a hold wait for nothing. A task that does nothing else lets the others of its
+/// thread run: after 32 reads, not after the 128 that tokio would allow.
+#[tokio::test]
+async fn rwlock_standalone_tasks_that_only_read_let_others_run() {
+    const READS: usize = 1_280;
+    let server = Server::start().await;
+    let lock = server.locks_with(patient().local_turn(LONG)).await.rwlock("rw").unwrap();
+    let first = lock.read().await.unwrap();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let other = tokio::spawn({
+        let runs = Arc::clone(&runs);
+        async move {
+            loop {
+                runs.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    for _ in 0..READS {
+        lock.read().await.unwrap().release().await.unwrap();
+    }
+    other.abort();
+    let runs = runs.load(Ordering::Relaxed);
+    assert!(runs >= READS / 40, "the other task ran {runs} times beside {READS} reads");
+    first.release().await.unwrap();
+    drop(lock);
+    server.assert_nothing_left().await;
+}
 
 /// A read and its release take the server the same time beside one reader and beside ten thousand.
 #[tokio::test(flavor = "multi_thread")]
