@@ -50,7 +50,8 @@ pub enum Event {
         /// Why.
         reason: LossReason,
     },
-    /// The servers have released a lock.
+    /// A guard has released its lock: on the servers, or to other tasks of this client that pass or
+    /// share the hold.
     #[non_exhaustive]
     Released {
         /// The name of the lock.

@@ -313,9 +313,9 @@ impl Options {
     /// the TTL, 1 ms by default. Zero switches it off. The guide [waiting](crate::guide::waiting)
     /// has pictures.
     ///
-    /// It counts from the grant by the server. Within it, the release of a mutex or of a write
-    /// hands the lock to the task that has waited longest, if its options are the same; tasks that
-    /// read join the hold. Each has a lease of its own.
+    /// It counts from when the client learns of the grant by the server. Within it, the release of
+    /// a mutex or of a write hands the lock to the task that has waited longest, if its options are
+    /// the same; tasks that read join the hold. Each has a lease of its own.
     ///
     /// A grant reserves up to 1,000 fencing tokens for that, if tasks compete for the lock, or did
     /// so lately: once they are used, the turn is over.

@@ -174,8 +174,8 @@ impl LocalQueues {
     /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
     pub(super) fn end_turn(&self, name: &Name) {
         let (turn, shared_turn) = {
-            let mut local_queues = self.0.lock();
-            let shared_turn = local_queues.shared_turns.remove(name);
+            let local_queues = self.0.lock();
+            let shared_turn = local_queues.shared_turns.get(name).cloned();
             let local_queue = local_queues.by_name.get(name);
             (local_queue.and_then(|local_queue| local_queue.turn.clone()), shared_turn)
         };

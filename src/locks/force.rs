@@ -13,7 +13,9 @@ impl Locks {
     /// grants it to the next waiter if there is one. Returns false if this holder does not have it.
     ///
     /// Between a look at the lock and its `force_release`, the lock may have gone to another
-    /// holder, and this one would lose it. This call revokes it from the named holder only.
+    /// holder, and this one would lose it. This call revokes it from the named holder only. Tasks
+    /// that [pass or share a hold](crate::Options::local_turn) are one holder: it revokes the hold
+    /// from the one that has it by then.
     ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), Box<dyn std::error::Error>> {

@@ -202,9 +202,9 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "revoked-joint-hold-joined",
         edits: &[edit(
-            "src/lease/local_queue.rs",
-            "let shared_turn = local_queues.shared_turns.remove(name);",
-            "let shared_turn = local_queues.shared_turns.get(name).cloned();",
+            "src/lease/joint_hold.rs",
+            "state.hold.is_none() || state.is_leaked || state.has_ended",
+            "state.hold.is_none() || state.is_leaked",
         )],
         test: "suite::read_standalone_push_resp2::a_revoked_hold_is_lost_for_all_its_readers",
     },

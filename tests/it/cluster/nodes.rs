@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use redlatch::{ConfigError, Error, Locks, Options};
+use redlatch::{ConfigError, Error, LeaseEnd, Locks, Options};
 
 use super::{open, tag_at};
+use crate::suite::local_turns::{contended, waiting};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls};
-use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
+use crate::support::{
+    AnyLock, Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient, soon,
+};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -207,4 +210,28 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
         assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
         deployment.kill();
     }
+}
+
+/// A hold that is between two tasks is none of the leases that a client asks about when its
+/// connection to one of the masters is new. The task that receives it must learn of its loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let (tag, master) = (tag_at(&deployment, 0).await, &deployment.masters()[0]);
+    let options = patient().ttl(Duration::from_secs(600)).local_turn(Duration::from_secs(10));
+    let locks = open(&deployment, options).await;
+    let [passed, other] = ["passed", "other"].map(|name| format!("{tag}{name}"));
+    let other_guard = locks.mutex(&other).unwrap().lock().await.unwrap();
+    let lock = AnyLock::Mutex(locks.mutex(&passed).unwrap());
+    let guard = contended(&lock).await;
+    let receiver = waiting(&lock).await;
+    guard.release().await.unwrap();
+    master.run::<u64>(&["DEL", &format!("lock:{passed}"), &format!("lock:{other}")]).await;
+    master.kill_connections().await;
+    soon("the client has asked about its leases", other_guard.lease().lost()).await;
+    let received = soon("the next task has the hold", receiver).await.unwrap();
+    let end = soon("the client asks about it too", received.lease().lost()).await;
+    assert_eq!(end, LeaseEnd::Revoked);
+    drop((received, other_guard, lock, locks));
+    deployment.assert_nothing_left().await;
 }
