@@ -84,7 +84,7 @@ impl Cohort {
             timer: OnceLock::new(),
         });
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);
-        // Under this lock, whoever finds the turn ends what is held.
+        // Another thread may find the turn and end it before it holds anything: it waits here.
         let mut state = cohort.state.lock();
         front.note_grant(token, may_pass.then(|| Arc::downgrade(&turn)));
         if may_pass {

@@ -29,7 +29,7 @@ struct Queues {
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
 }
 
-/// What is remembered of a lock, and of others whose names have the same part of a hash.
+/// What is remembered of a lock. Locks whose names share a part of their hash share this too.
 #[derive(Clone, Copy, Default)]
 struct Recent {
     /// For how many more holds competition is expected.
