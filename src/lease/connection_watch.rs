@@ -24,15 +24,15 @@ impl Keeper {
         let mut known = node.connection_state();
         loop {
             sleep(CHECK_PAUSE).await;
+            // Before the look at the leases: one that is granted after it knows this connection.
+            let before = node.connection_state();
             if self.schedule().holds.is_empty() {
-                known = node.connection_state();
+                known = known.max(before);
                 continue;
             }
-            // A lazy client's first connection: there were no leases before.
-            known = known.or(node.connection_state());
             node.check().await;
             let state = node.connection_state();
-            if state.is_some() && known != state {
+            if state > known {
                 known = state;
                 self.ask_about_all();
             }

@@ -111,8 +111,8 @@ impl Node {
         }
     }
 
-    /// Changes when a connection to one of the node's servers is replaced; `None` while one is
-    /// missing.
+    /// Larger once another connection to one of the node's servers was made; `None` while there is
+    /// none.
     pub(crate) fn connection_state(&self) -> Option<(u64, u64)> {
         self.connection.state()
     }

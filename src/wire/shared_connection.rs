@@ -96,11 +96,10 @@ impl SharedConnection {
         self.current(false).map_or(0, |live| live.generation)
     }
 
-    /// The generation of the connection, and the number of the newest one to a master of a cluster.
-    /// `None` while a connection is missing.
+    /// The generation of the connection, and the number of the newest one to a master of a cluster:
+    /// larger once another connection was made. `None` while there is none.
     pub(super) fn state(&self) -> Option<(u64, u64)> {
-        let live = self.current(false)?;
-        Some((live.generation, live.connection.newest()?))
+        self.current(false).map(|live| (live.generation, live.connection.newest()))
     }
 
     /// Returns the connection, connecting if there is none. A new connection passes the handshake

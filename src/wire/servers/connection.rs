@@ -110,10 +110,10 @@ impl Connection {
         }
     }
 
-    /// The number of its newest connection to a master of a cluster; `None` while one is missing.
-    pub(in crate::wire) fn newest(&self) -> Option<u64> {
+    /// The number of its newest connection to a master of a cluster.
+    pub(in crate::wire) fn newest(&self) -> u64 {
         match self {
-            Connection::Server(_) => Some(0),
+            Connection::Server(_) => 0,
             #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.newest(),
         }

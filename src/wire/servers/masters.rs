@@ -205,11 +205,11 @@ impl Masters {
         replies
     }
 
-    /// The number of the newest connection, if there is one to each master. A count of those that
-    /// were given up would not do: that of a master goes with it when a replica takes over.
-    pub(super) fn newest(&self) -> Option<u64> {
-        let newest = |so_far: u64, master: &Arc<Master>| Some(so_far.max(master.current()?.number));
-        self.table(|table| table.masters.values().try_fold(0, newest))
+    /// The number of the newest connection. A count of those that were given up would not do: that
+    /// of a master goes with it when a replica takes over.
+    pub(super) fn newest(&self) -> u64 {
+        let number = |master: &Arc<Master>| Some(master.current()?.number);
+        self.table(|table| table.masters.values().filter_map(number).max().unwrap_or(0))
     }
 
     /// Tries one master after the other, those first that are connected.

@@ -123,6 +123,28 @@ async fn cluster_lease_that_a_new_master_misses_is_asked_about() {
     }
 }
 
+/// A master has no connection, for as long as it is down. That another one has lost its data is
+/// noticed all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_lease_is_asked_about_while_another_master_is_down() {
+    let mut deployment = Deployment::start(Topology::Cluster).await;
+    let here = tag_at(&deployment, 0).await;
+    let locks = open(&deployment, patient().ttl(Duration::from_secs(600))).await;
+    let guard = locks.mutex(format!("{here}lost")).unwrap().lock().await.unwrap();
+    deployment.masters_mut()[1].kill();
+    let master = &deployment.masters()[0];
+    let checks = || async { stat(master, "ping", "calls").await };
+    let before = checks().await;
+    eventually("the client checks its connections", || async { checks().await > before + 3 }).await;
+    master.run::<u64>(&["DEL", &format!("lock:{here}lost")]).await;
+    master.kill_connections().await;
+    assert_eq!(soon("the client asks about it", guard.lease().lost()).await, LeaseEnd::Revoked);
+    drop((guard, locks));
+    for server in [0, 2] {
+        deployment.masters()[server].assert_nothing_left().await;
+    }
+}
+
 /// A master hangs and is not replaced. Requests to its slots fail in time, and those to other
 /// masters are not delayed.
 #[tokio::test(flavor = "multi_thread")]

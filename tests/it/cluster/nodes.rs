@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use redlatch::{ConfigError, Error, LeaseEnd, Locks, Options};
+use redlatch::{ConfigError, Error, Locks, Options};
 
 use super::{open, tag_at};
-use crate::suite::local_turns::{contended, waiting};
+use crate::standalone::reconnections::{long_turn, lost_on_its_way};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls};
-use crate::support::{
-    AnyLock, Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient, soon,
-};
+use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -212,26 +210,11 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
     }
 }
 
-/// A hold that is between two tasks is none of the leases that a client asks about when its
-/// connection to one of the masters is new. The task that receives it must learn of its loss.
+/// A new connection to one master is as good a reason to ask as one to the only server.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about() {
     let deployment = Deployment::start(Topology::Cluster).await;
-    let (tag, master) = (tag_at(&deployment, 0).await, &deployment.masters()[0]);
-    let options = patient().ttl(Duration::from_secs(600)).local_turn(Duration::from_secs(10));
-    let locks = open(&deployment, options).await;
-    let [passed, other] = ["passed", "other"].map(|name| format!("{tag}{name}"));
-    let other_guard = locks.mutex(&other).unwrap().lock().await.unwrap();
-    let lock = AnyLock::Mutex(locks.mutex(&passed).unwrap());
-    let guard = contended(&lock).await;
-    let receiver = waiting(&lock).await;
-    guard.release().await.unwrap();
-    master.run::<u64>(&["DEL", &format!("lock:{passed}"), &format!("lock:{other}")]).await;
-    master.kill_connections().await;
-    soon("the client has asked about its leases", other_guard.lease().lost()).await;
-    let received = soon("the next task has the hold", receiver).await.unwrap();
-    let end = soon("the client asks about it too", received.lease().lost()).await;
-    assert_eq!(end, LeaseEnd::Revoked);
-    drop((received, other_guard, lock, locks));
+    let tag = tag_at(&deployment, 0).await;
+    lost_on_its_way(&open(&deployment, long_turn()).await, &deployment.masters()[0], &tag).await;
     deployment.assert_nothing_left().await;
 }

@@ -4,7 +4,7 @@
 mod combined_requests;
 mod dropped_guards;
 mod processes;
-mod reconnections;
+pub mod reconnections;
 mod request_queue;
 mod reserved_tokens;
 mod restored_queue;

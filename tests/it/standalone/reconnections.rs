@@ -43,20 +43,40 @@ async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about() {
     let server = Server::start().await;
-    let options = patient().ttl(Duration::from_secs(600)).local_turn(Duration::from_secs(10));
-    let locks = server.locks_with(options).await;
-    let other = locks.mutex("other").unwrap().lock().await.unwrap();
-    let lock = AnyLock::Mutex(locks.mutex("passed").unwrap());
-    let guard = contended(&lock).await;
-    let receiver = waiting(&lock).await;
-    guard.release().await.unwrap();
-    server.run::<u64>(&["DEL", "lock:passed", "lock:other"]).await;
+    lost_on_its_way(&server.locks_with(long_turn()).await, &server, "").await;
+    server.assert_nothing_left().await;
+}
+
+pub fn long_turn() -> Options {
+    patient().ttl(Duration::from_secs(600)).local_turn(Duration::from_secs(10))
+}
+
+/// For a client with [long turns](long_turn), and a server that has all names with this tag.
+pub async fn lost_on_its_way(locks: &Locks, server: &Server, tag: &str) {
+    let [passed, other] = ["passed", "other"].map(|name| format!("{tag}{name}"));
+    let keys = [&passed, &other].map(|name| format!("lock:{name}"));
+    let holder = || async { server.run::<Option<String>>(&["GET", &keys[0]]).await };
+    let other = locks.mutex(&other).unwrap().lock().await.unwrap();
+    let lock = AnyLock::Mutex(locks.mutex(&passed).unwrap());
+    let receiver = loop {
+        let guard = contended(&lock).await;
+        let receiver = waiting(&lock).await;
+        let before = holder().await;
+        guard.release().await.unwrap();
+        if holder().await == before {
+            break receiver;
+        }
+        // Just then, the client asked about the lease: such a hold is not passed on.
+        soon("the next task acquires", receiver).await.unwrap().release().await.unwrap();
+    };
+    server.run::<u64>(&["DEL", &keys[0], &keys[1]]).await;
     server.kill_connections().await;
     let asked = soon("the client has asked about its leases", other.lease().lost()).await;
     assert_eq!(asked, LeaseEnd::Revoked);
     let received = soon("the next task has the hold", receiver).await.unwrap();
-    let end = soon("the client asks about it too", received.lease().lost()).await;
-    assert_eq!(end, LeaseEnd::Revoked);
-    drop((received, other, lock, locks));
-    server.assert_nothing_left().await;
+    // A call that learns it before it returns has acquired the lock again.
+    if holder().await.is_none() {
+        let end = soon("the client asks about it too", received.lease().lost()).await;
+        assert_eq!(end, LeaseEnd::Revoked);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use redis::RedisError;
+
 use super::deployment::{PROMPT, servers};
 use super::{LONGEST_WAIT, Server, eventually};
 
@@ -186,17 +188,18 @@ pub async fn begin_move(key: &str, from: &Server, to: &Server) {
     from.run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to).await]).await;
 }
 
-pub async fn move_keys(key: &str, from: &Server, to: &Server) {
+/// Fails if the server learns meanwhile that it does not own the slot any more.
+pub async fn move_keys(key: &str, from: &Server, to: &Server) -> Result<(), RedisError> {
     let slot = slot(from, key).await.to_string();
     loop {
         let keys: Vec<String> = from.run(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).await;
         if keys.is_empty() {
-            return;
+            return Ok(());
         }
         let port = to.port().to_string();
         let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
         words.extend(keys.iter().map(String::as_str));
-        from.run::<String>(&words).await;
+        from.try_run::<String>(&words).await?;
     }
 }
 
@@ -210,10 +213,8 @@ pub async fn end_move(key: &str, masters: &[Server], to: usize) {
         let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &new];
         // Clients may still write to the old owner: repeat until it has no key left.
         eventually("the slot has a new owner", || async {
-            if place == from {
-                move_keys(key, &masters[from], &masters[to]).await;
-            }
-            masters[place].try_run::<()>(&words).await.is_ok()
+            let has_none = place != from || move_keys(key, &masters[from], &masters[to]).await.is_ok();
+            has_none && masters[place].try_run::<()>(&words).await.is_ok()
         })
         .await;
     }

@@ -383,7 +383,7 @@ impl Deployment {
 
     pub async fn move_keys(&self, key: &str, to: usize) {
         let from = cluster::owner(&self.masters, key).await;
-        cluster::move_keys(key, &self.masters[from], &self.masters[to]).await;
+        cluster::move_keys(key, &self.masters[from], &self.masters[to]).await.unwrap();
     }
 
     /// The second half of a move: the other master becomes the owner. Keys that were written
