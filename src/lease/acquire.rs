@@ -139,7 +139,7 @@ impl Acquire for OwnedLease {
                         progress.woken = WakeReason::Local;
                         return Ok(hold);
                     }
-                    // This process did not run for as long as the lease lasts.
+                    // The client has asked about it, or did not run for as long as it lasts.
                     Ok(_lost) => None,
                     Err(front) => Some(front),
                 },

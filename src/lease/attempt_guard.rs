@@ -182,6 +182,12 @@ impl AttemptGuard {
         let has_lease = matches!(self.standing, Standing::Held { .. });
         self.leave();
         if let Some(is_final) = is_final {
+            if let Some(count) = self.attempt.reserved().filter(|_| !has_lease) {
+                // A grant that no task learns of keeps them: none are reserved until the server's
+                // clock, which a lost counter is rebuilt from, has passed them.
+                let latest = self.client.nodes.clock() + u64::from(count);
+                self.client.local_queues.note_token(&self.attempt.name, latest);
+            }
             let (attempt, entry) = (Arc::clone(&self.attempt), self.entry.take());
             let nodes = self.client.nodes.all_nodes();
             self.client.keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });

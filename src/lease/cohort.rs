@@ -64,13 +64,12 @@ pub(super) struct PassedHold {
 }
 
 impl Cohort {
-    /// Begins with a grant by the server, with this token. If the hold may not be passed on, the
-    /// next task comes to the front at once, and only its length is observed.
+    /// Begins with a grant by the server. If the hold may not be passed on, the next task comes to
+    /// the front at once, and only its length is observed.
     pub(super) fn begin(
         client: &Client,
         until: Moment,
         is_unanimous: bool,
-        token: u64,
         front: LocalFront,
         may_pass: bool,
     ) -> Arc<Cohort> {
@@ -86,7 +85,7 @@ impl Cohort {
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);
         // Another thread may find the turn and end it before it holds anything: it waits here.
         let mut state = cohort.state.lock();
-        front.note_grant(token, may_pass.then(|| Arc::downgrade(&turn)));
+        front.note_turn(may_pass.then(|| Arc::downgrade(&turn)));
         if may_pass {
             *state = CohortState::Held(front);
         }
@@ -148,11 +147,14 @@ impl Cohort {
     }
 
     /// Gives the hold to a task that has come to the front; returns the front if the hold was
-    /// released meanwhile, or is released now, since the task asks for something else.
+    /// released meanwhile, or is released now, since the task asks for something else, or comes too
+    /// late.
     pub(super) fn receive(&self, request: &LockRequest, front: LocalFront) -> Result<PassedHold, LocalFront> {
         let mut state = self.state.lock();
         match mem::replace(&mut *state, CohortState::Over) {
-            CohortState::Passed(hold) if !request.is_for(&hold.guard.attempt) => {
+            CohortState::Passed(hold)
+                if !request.is_for(&hold.guard.attempt) || hold.until <= Moment::now() =>
+            {
                 drop(state);
                 drop(hold);
                 Err(front)

@@ -264,7 +264,9 @@ impl Lease {
         extended
     }
 
-    /// A renewal is sent: if it is in time, a loss is not the fault of this process.
+    /// A renewal is sent: if it is in time, a loss is not the fault of this process. Called under
+    /// the lock of the schedule, before the lease has ended: its hold is not passed on then, since
+    /// the next task would not learn of the reply.
     pub(super) fn note_renewing(&self) {
         if !self.is_lost() {
             self.0.is_renewing.store(true, Ordering::Relaxed);

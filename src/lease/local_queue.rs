@@ -78,10 +78,10 @@ pub(super) struct LocalWaiter {
 
 /// The place at the front, until it is dropped.
 pub(super) struct LocalFront {
-    // Fields are dropped in this order: first the next task comes to the front, then the entry is
-    // removed.
-    permit: Option<OwnedSemaphorePermit>,
+    // Fields are dropped in this order: first the entry is removed, then the next task comes to the
+    // front. Otherwise it might pass its hold to this task, which has left.
     entry: LocalEntry,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 struct LocalEntry {
@@ -212,6 +212,13 @@ impl LocalQueues {
         }
     }
 
+    /// The server has granted this token of a lock, or may have.
+    pub(super) fn note_token(&self, name: &Name, token: u64) {
+        let mut local_queues = self.0.lock();
+        let last_token = &mut local_queues.recent(name).last_token;
+        *last_token = token.max(*last_token);
+    }
+
     /// A hold was short enough to be passed on.
     pub(super) fn note_quick(&self, name: &Name) {
         if let Some(local_queue) = self.0.lock().by_name.get_mut(name) {
@@ -264,17 +271,12 @@ impl LocalFront {
         });
     }
 
-    /// The server has granted the lock with this token, and a turn begins.
-    pub(super) fn note_grant(&self, token: u64, turn: Option<Weak<dyn Turn>>) {
-        let mut local_queues = self.entry.local_queues.lock();
-        let last_token = &mut local_queues.recent(&self.entry.name).last_token;
-        *last_token = token.max(*last_token);
-        if let Some(local_queue) = local_queues.by_name.get_mut(&self.entry.name) {
-            local_queue.turn = turn;
-        }
+    /// A turn begins.
+    pub(super) fn note_turn(&self, turn: Option<Weak<dyn Turn>>) {
+        self.with_queue(|local_queue| local_queue.turn = turn);
     }
 
-    /// A token that is not smaller than the last one that the server has granted.
+    /// A token that is not smaller than the last one that the server has granted to this client.
     pub(super) fn last_token(&self) -> u64 {
         self.entry.local_queues.lock().recent(&self.entry.name).last_token
     }

@@ -92,7 +92,13 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
     let Some(ttl) = lease.renewable_ttl(sent) else { return Ok(()) }; // its longest hold is over
     let call = lease.attempt().renew(Some(ttl));
     let sending = SentRenewal::new(lease, Some(ttl), sent);
-    lease.note_renewing();
+    {
+        let _schedule = keeper.schedule();
+        if let Some(end) = lease.end() {
+            return Err(lease.error(Operation::Renew, end));
+        }
+        lease.note_renewing();
+    }
     // Not counted as in flight: one that arrives after the release finds nothing to extend.
     let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::Majority(1)).await;
     // Which nodes are without it is what the keeper's batches note.

@@ -69,6 +69,8 @@ impl OwnedLease {
     /// The server has granted the lock to the task at the front: for a short time, the tasks behind
     /// it may have the hold.
     pub(super) fn begin_cohort(&mut self, request: &LockRequest, front: LocalFront, is_unanimous: bool) {
+        let token = self.lease.fencing_token().map_or(0, FencingToken::get);
+        request.client.local_queues.note_token(&request.name, token);
         let turn = request.local_turn();
         if turn.is_zero() || !front.is_contended() {
             return;
@@ -77,9 +79,8 @@ impl OwnedLease {
         // short as a claim, is not due for renewal in that time.
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
-        let token = self.lease.fencing_token().map_or(0, FencingToken::get);
         let may_pass = self.guard.attempt.reserved().is_some();
-        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, token, front, may_pass));
+        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, front, may_pass));
     }
 
     /// The hold that another task of this client has passed on; returns the front if there is none.
@@ -121,10 +122,9 @@ impl OwnedLease {
         };
         // From here on the next task comes to the front, whatever it finds there.
         let until = self.lease.until();
-        let is_certain = !self.lease.is_renewing() && !attempt.in_flight.is_indeterminate();
         let may_pass = cohort.has_time()
             && attempt.may_pass()
-            && is_certain
+            && !attempt.in_flight.is_indeterminate()
             && !client.nodes.is_failing()
             && !client.keeper.has_ended()
             && !client.keeper.closing.has_begun();
@@ -132,7 +132,8 @@ impl OwnedLease {
             return false;
         }
         let call = self.call.take().unwrap_or_else(|| OpenCall::new(&client.keeper, &attempt.name));
-        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {
+        let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
+        if end != LeaseEnd::Released || self.lease.is_renewing() {
             self.call = Some(call); // a close must not find that everything is released
             return false;
         }

@@ -36,7 +36,6 @@ impl Keeper {
         // A silent connection must leave time for another one before the shortest lease expires.
         let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
         let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
-        batch.renewals.iter().for_each(|(lease, _)| lease.note_renewing());
         let sent = Moment::now();
         let mut sending = SentRenewal::all(&batch.renewals, sent).into_iter();
         let mut answers = self.nodes.ask_ahead(calls, limit).await.into_iter();

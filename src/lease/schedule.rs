@@ -201,6 +201,7 @@ impl Schedule {
             let ttl = lease.next_ttl(now);
             // A lease that has reached its longest hold is left to its deadline.
             if ttl.is_some() || (lease.attempt().kind.has_owner && !lease.is_lost()) {
+                lease.note_renewing();
                 batch.renewals.push((lease, ttl));
             }
         }

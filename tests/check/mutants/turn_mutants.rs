@@ -53,18 +53,11 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "passed-after-a-loss",
-        edits: &[
-            edit(
-                "src/lease/owned_lease.rs",
-                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released {\n            self.call",
-                "        if client.keeper.forget(&self.lease, LeaseEnd::Released) != LeaseEnd::Released && false {\n            self.call",
-            ),
-            edit(
-                "src/lease/owned_lease.rs",
-                "let is_certain = !self.lease.is_renewing() && ",
-                "let is_certain = ",
-            ),
-        ],
+        edits: &[edit(
+            "src/lease/owned_lease.rs",
+            "if end != LeaseEnd::Released || self.lease.is_renewing() {\n",
+            "if false {\n",
+        )],
         test: "suite::mutex_standalone_push_resp2::a_lost_hold_is_not_passed_on",
     },
     TestMutant {
@@ -74,11 +67,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "passed-to-other-options",
-        edits: &[edit(
-            "src/lease/cohort.rs",
-            "if !request.is_for(&hold.guard.attempt) =>",
-            "if false && !request.is_for(&hold.guard.attempt) =>",
-        )],
+        edits: &[edit("src/lease/cohort.rs", "if !request.is_for(&hold.guard.attempt) || ", "if ")],
         test: "suite::mutex_standalone_push_resp2::a_hold_is_not_passed_to_a_call_with_other_options",
     },
     TestMutant {

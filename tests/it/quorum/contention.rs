@@ -178,15 +178,22 @@ async fn quorum_try_ends_soon_if_a_minority_lost_the_lock() {
         let lock = quorum.lock(kind, kind.name(), options().renewal(Renewal::Never)).await;
         let guard = quorum.take(&lock).await;
         quorum.run::<u64>(0b100, &["DEL", lock.key()]).await;
-        let mut times = Vec::new();
+        let requests = async || {
+            let mut sum = 0;
+            for server in &quorum.servers {
+                sum += server.scripts_run().await;
+            }
+            sum
+        };
+        let before = requests().await;
         for _ in 0..20 {
-            let start = Stopwatch::start();
             assert!(lock.for_another().try_lock().await.unwrap().is_none());
-            times.push(start.stop());
         }
-        times.sort_by_key(Stopwatch::undisturbed);
-        println!("FIG {kind:?}: half within {:?}, at most {:?}", times[10], times[19]);
-        assert!(times[10].undisturbed() < Duration::from_millis(100), "{times:?}");
+        let sent = requests().await - before;
+        println!("{kind:?}: {sent} requests");
+        // Three rounds at three nodes each; two releases of what the third one granted, and the
+        // keeper's at all nodes; once, a node does not know the script.
+        assert!(sent <= 20 * (3 * 3 + 2 + 3) + 9, "{sent} requests");
         let start = Stopwatch::start();
         eventually("the try leaves nothing on the third node", || async {
             quorum.having(0b111, lock.key()).await == 0b011

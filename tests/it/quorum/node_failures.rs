@@ -5,7 +5,8 @@ use std::time::Duration;
 use redlatch::Error;
 
 use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options, places};
-use crate::support::{AnyLock, Proxy, Stopwatch, eventually, idles};
+use crate::suite::local_turns::contended;
+use crate::support::{AnyLock, Kind, Proxy, Stopwatch, eventually, idles, soon};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
@@ -200,4 +201,31 @@ async fn quorum_of_5_grants_if_at_most_a_minority_is_cut_off() {
 async fn quorum_grants_if_at_most_a_minority_is_cut_off_in_all_subsets() {
     subsets(4, Fault::HalfOpen, 0..16).await;
     subsets(5, Fault::HalfOpen, 0..32).await;
+}
+
+/// No hold is passed on while a node fails. So the task behind its holder does not wait for that:
+/// it queues on the nodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_queues_the_next_task_while_a_node_fails() {
+    let mut quorum = Quorum::start(3).await;
+    let turn = Duration::from_secs(10);
+    let locks = quorum.client(options().ttl(turn * 6).local_turn(turn)).await;
+    quorum.kill(0b100);
+    // Again and again: not each grant could be passed on.
+    for kind in [Kind::Mutex, Kind::Write].repeat(10) {
+        let lock = kind.lock(&locks, kind.name());
+        let guard = contended(&lock).await;
+        let start = Stopwatch::start();
+        let next = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await.unwrap().release().await.unwrap() }
+        });
+        quorum.queued(0b011, &lock, 1).await;
+        assert!(start.undisturbed() < turn / 2, "it waits for the end of the turn: {start:?}");
+        guard.release().await.unwrap();
+        soon("the next task acquires", next).await.unwrap();
+    }
+    drop(locks);
+    quorum.restart(0b100).await;
+    quorum.finish().await;
 }
