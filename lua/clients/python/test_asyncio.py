@@ -178,6 +178,18 @@ async def test_lease_forgotten_before_the_end_of_the_block_is_released(server):
     assert is_free(server, "forgotten")
 
 
+def test_error_that_ends_the_program_leaves_no_lock(server):
+    async def fails(error):
+        locks = await redlatch.asyncio.Locks(client_of(server)).open()
+        async with locks.mutex("fails", ttl=60):
+            raise error
+
+    for error in (ValueError, asyncio.CancelledError):
+        with pytest.raises(error):
+            asyncio.run(fails(error))
+        assert is_free(server, "fails")
+
+
 def test_task_that_outlives_the_block_of_locks_releases_when_it_is_cancelled(server, caplog):
     async def refresh(locks, holds):
         async with locks.mutex("outlives", ttl=60):

@@ -124,8 +124,8 @@ def _check(script: str, ttl: Any, timeout: Any, owner: Any, max_depth: Any) -> N
     # A lease of 1 ms has passed when it is granted: without a limit, a call tried again for ever.
     is_seconds = isinstance(ttl, numbers.Real) and 100 <= ttl * 1000 < 1e10
     _require(is_seconds, "ttl", ttl, "from 0.1 to 9999999.999 seconds")
-    is_limit = timeout is None or isinstance(timeout, numbers.Real) and timeout == timeout  # no NaN
-    _require(is_limit, "timeout", timeout, "a number of seconds, or None")
+    is_limit = timeout is None or isinstance(timeout, numbers.Real) and timeout >= 0  # no NaN
+    _require(is_limit, "timeout", timeout, "a number of seconds from 0 on, or None")
     if script == "reentrant":
         # Without an owner that both know, a nested call would wait for the hold around it.
         is_own = owner not in (None, "", "mode")
@@ -393,11 +393,9 @@ class BaseLease:
 
     async def _exit(self, error) -> None:
         if error:
-            released = self._give_up()
-            # A task that outlives the block of `Locks` is cancelled when the loop ends. `close` has
-            # waited already: without this, the loop would end before the release is sent.
-            if self.locks._closed.is_set():
-                await self.locks._wait(released, 1.0)
+            # Without the wait, a program that the error ends has not sent its release: the loop of
+            # asyncio ends first. A silent server must not hide the error for long.
+            await self.locks._wait(self._give_up(), 1.0)
         elif not await self._release_within(LIMIT):
             raise LeaseLost(f"lock {self.name!r}: the lease was lost before its release")
 
