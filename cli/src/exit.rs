@@ -193,7 +193,12 @@ fn correct_tip(error: &mut clap::Error) {
     let is_of_no_command = usage.contains("redlatch [OPTIONS] <COMMAND>");
     let is_typo = error.get(ContextKind::SuggestedArg).is_some();
     let tip = match (error.kind(), text(ContextKind::InvalidArg).as_str()) {
-        (ErrorKind::InvalidSubcommand, _) => "to run a command under a lock: redlatch run NAME COMMAND",
+        (ErrorKind::InvalidSubcommand, _) => {
+            "to run a command under a lock: redlatch run NAME COMMAND; to look at one: redlatch inspect NAME"
+        }
+        (ErrorKind::MissingRequiredArgument, _) if usage.contains("redlatch run ") => {
+            "before the command stands the name of the lock: redlatch run NAME COMMAND"
+        }
         (ErrorKind::UnknownArgument, _) if is_of_no_command => {
             "options of a command stand behind it, as in: redlatch run -n NAME COMMAND"
         }
@@ -204,7 +209,8 @@ fn correct_tip(error: &mut clap::Error) {
         }
         (ErrorKind::UnknownArgument, "-c") => "a command line needs a shell: redlatch run NAME sh -c 'LINE'",
         (ErrorKind::UnknownArgument, _) => {
-            "`run` has no such option; a command may begin with `-`: redlatch run NAME -- COMMAND"
+            "`run` has no such option; if it is the command's, the name of the lock is missing: \
+             redlatch run NAME COMMAND"
         }
         _ => return,
     };

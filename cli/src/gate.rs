@@ -60,15 +60,26 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
     let Some((name, arguments)) = command.split_first() else { return ExitCode::from(NOT_FOUND) };
     // Without a descriptor, `run` has given the command up, and says so itself.
     let Ok(Some(stdin)) = receive_stdin() else { return ExitCode::FAILURE };
-    ExitCode::from(refuse(name, &Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec()))
+    ExitCode::from(refuse(name, &Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec(), None))
 }
 
 /// For a word that begins with `-` behind the `--`.
 pub(crate) const OPTION_TIP: &str = "; an option of `run` stands before `--`";
 
-/// Says why a command cannot be executed, and returns the exit code.
-pub(crate) fn refuse(name: &OsStr, error: &io::Error) -> u8 {
-    let tip = if name.as_bytes().starts_with(b"-") { OPTION_TIP } else { "" };
+/// For a line with arguments in the place of a command.
+const LINE_TIP: &str = "; a command line needs a shell: redlatch run NAME sh -c 'LINE'";
+
+/// Says why a command cannot be executed, and returns the exit code. The command before it may have
+/// been taken for the name of the lock.
+pub(crate) fn refuse(name: &OsStr, error: &io::Error, taken: Option<&str>) -> u8 {
+    let tip = match (taken, name.as_bytes()) {
+        (Some(taken), _) => {
+            &*format!("; {taken} was taken for the name of the lock: redlatch run NAME COMMAND")
+        }
+        (None, [b'-', ..]) => OPTION_TIP,
+        (None, bytes) if bytes.contains(&b' ') => LINE_TIP,
+        (None, _) => "",
+    };
     say(&format!("cannot run {}: {error}{tip}", name.display()));
     match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,

@@ -48,7 +48,7 @@ const EMPTY: usize = 3;
 const CHASE: usize = 100;
 
 /// The id of a new `run`: its process id first, by which an outer `run` recognizes it. No other
-/// user can guess it, whose process with that id would hold the lock.
+/// user can guess it, since a process that had it would hold the lock.
 pub(crate) fn new_id() -> String {
     format!("{}-{}", getpid().as_raw_nonzero(), Uuid::new_v4().simple())
 }

@@ -1,6 +1,7 @@
 //! `redlatch run`: runs a command under a lock, with the manners of flock(1).
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use redlatch::{Error, Locks, LocksBuilder, Owner};
@@ -55,19 +56,19 @@ pub(crate) struct RunArgs {
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     conflict_exit_code: u8,
     /// How long the lock stays held if this machine dies, 100ms to 24h; renewed after each third.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", allow_hyphen_values = true, value_parser = crate::span::parse)]
     ttl: Duration,
     /// How long the command may hold the lock: then it gets TERM, and KILL, as if the lock were
     /// lost. At least the TTL; without it there is no limit.
-    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::span::parse)]
     max_hold: Option<Duration>,
     /// How long the lock stays held from when it was acquired, although the command has ended; at
     /// most 24h.
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = crate::span::parse)]
     hold_at_least: Duration,
     /// How long before the end of a lease that cannot be renewed the command gets TERM. By default
     /// 5s, or a third of the TTL if that is shorter.
-    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::span::parse)]
     grace: Option<Duration>,
     /// Identifies the holder for `inspect` and `watch`, without -r; HOST.PID by default. ASCII
     /// letters, digits, `-`, `_` and `.`
@@ -93,6 +94,9 @@ impl RunArgs {
         }
         if self.name.starts_with('-') {
             return Err(Failure::Usage(format!("no lock has the name {}{}", self.name, gate::OPTION_TIP)));
+        }
+        if !self.hold_at_least.is_zero() && self.lock.is_reentrant() && wait::is_inside(&self.name) {
+            say("--hold-at-least has no effect here: the last release, of the outer `redlatch run`, decides");
         }
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;
@@ -127,11 +131,8 @@ impl RunArgs {
         if let Some(name) = self.command.first()
             && let Err(error) = gate::find(name)
         {
-            let code = gate::refuse(name, &error);
-            if gate::find(self.name.as_ref()).is_ok() {
-                say(&format!("{} was taken for the name of the lock: redlatch run NAME COMMAND", self.name));
-            }
-            return Ok(code);
+            let is_command = gate::find(self.name.as_ref()).is_ok() || Path::new(&self.name).is_file();
+            return Ok(gate::refuse(name, &error, is_command.then_some(&self.name)));
         }
         let locks = tokio::select! {
             biased;

@@ -25,7 +25,7 @@ pub(crate) struct WaitArgs {
     verbose: bool,
     /// How long the servers may fail before this gives up, up to 24h. By default it does so at once
     /// if it cannot connect, and within seconds while it waits.
-    #[arg(long, value_name = "DURATION", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::span::parse)]
     outage_limit: Option<Duration>,
 }
 
@@ -96,9 +96,13 @@ impl WaitArgs {
 /// A command that runs under a lock and starts `run` for the same one waits for itself: with -n,
 /// its work is never done.
 fn nesting_tip(lock: &LockArgs, name: &str) -> Option<&'static str> {
-    let is_nested = env::var_os("REDLATCH_NAME").is_some_and(|outer| outer == name);
-    (is_nested && !lock.is_reentrant())
+    (is_inside(name) && !lock.is_reentrant())
         .then_some("; if the `redlatch run` around this one has it, both need -r")
+}
+
+/// Whether a `redlatch run` around this one has a lock of this name.
+pub(crate) fn is_inside(name: &str) -> bool {
+    env::var_os("REDLATCH_NAME").is_some_and(|outer| outer == name)
 }
 
 /// Says once who holds the lock.

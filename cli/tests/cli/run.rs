@@ -68,6 +68,10 @@ async fn nested_run_enters_the_lock_of_its_caller() {
         let ended = run_on(&server, &run(options, &stranger)).await;
         assert_eq!(ended.code, i32::from(!options.contains(&"-s")), "{options:?}: {ended:?}");
     }
+    // The last release decides how long the lock stays held.
+    let inner = run(&["-r", "--hold-at-least", "20s"], &["true"]);
+    let ended = run_on(&server, &run(&["-r"], &[&[redlatch], inner.as_slice()].concat())).await;
+    assert!(ended.code == 0 && ended.stderr.contains("has no effect here"), "{ended:?}");
     server.assert_nothing_left().await;
 }
 
@@ -150,7 +154,12 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
     for (words, tip) in [
         (&["run", "job", "-c", "true"][..], "redlatch run NAME sh -c 'LINE'"),
         (&["run", "sh", "-c", "true"], "redlatch run NAME sh -c 'LINE'"),
-        (&["run", "job", "-z", "true"], "redlatch run NAME -- COMMAND"),
+        (&["run", "job", "-z", "true"], "the name of the lock is missing: redlatch run NAME COMMAND"),
+        (&["run", "ls", "-la"], "the name of the lock is missing: redlatch run NAME COMMAND"),
+        (&["run", "ls", "-n"], "before the command stands the name of the lock"),
+        (&["run", "--ttl", "-5s", "job", "true"], "invalid value '-5s' for '--ttl"),
+        (&["run", "--hold-at-least", "-1", "job", "true"], "invalid value '-1' for '--hold-at-least"),
+        (&["status", "job"], "redlatch inspect NAME"),
         (&["run", "-o", "job", "true"], "`run` has no such option"),
         (&["run", "--", "-n", "job", "true"], "an option of `run` stands before `--`"),
         (&["job", "true"], "redlatch run NAME COMMAND"),
@@ -175,9 +184,16 @@ async fn command_that_cannot_run_releases_the_lock() {
         assert_eq!(ended.stderr.contains("stands before `--`"), command.starts_with('-'), "{ended:?}");
         is_held(&server, "job", false).await;
     }
-    let ended = run_on(&server, &["run", "echo", "no-such-command"]).await;
-    assert_eq!(ended.code, 127, "{ended:?}");
-    assert!(ended.stderr.contains("echo was taken for the name of the lock"), "{ended:?}");
+    for (words, tip) in [
+        (["echo", "no-such-command"], "echo was taken for the name of the lock"),
+        (["ls", "-la"], "ls was taken for the name of the lock"),
+        (["Cargo.toml", "no-such-command"], "Cargo.toml was taken for the name of the lock"),
+        (["job", "ls -l"], "sh -c 'LINE'"),
+    ] {
+        let ended = run_on(&server, &["run", words[0], "--", words[1]]).await;
+        assert_eq!((ended.code, ended.stderr.contains(tip)), (127, true), "{ended:?}");
+        assert!(!ended.stderr.contains("stands before"), "{ended:?}");
+    }
     let ended = run_on(&server, &run(&[], &["sh", "-c", "kill -9 $$"])).await;
     assert_eq!(ended.code, 128 + 9, "{ended:?}");
 }
