@@ -35,7 +35,21 @@
 //!
 //! [Ten minutes][ten-minutes] leads from `cargo add` to a protected job, a nested call and a cache;
 //! the [`guide`] has a page for each subject. [Promises][promises] says what holds, and what does
-//! not. The README has the features of the crate.
+//! not.
+//!
+//! | feature | | what it adds |
+//! |---|---|---|
+//! | `pool` | on | `LocksBuilder::pool` for `deadpool_redis` 0.23, re-exported |
+//! | `suspend` | on | leases keep counting while a Linux machine sleeps (`CLOCK_BOOTTIME`) |
+//! | `cluster` | | `LocksBuilder::cluster` |
+//! | `sentinel` | | `LocksBuilder::sentinel` |
+//! | `tls` | | `rediss://` with rustls; `LocksBuilder::tls` for private CAs and client certificates |
+//! | `tracing` | | events for lost leases, outages, failed renewals and releases; spans for each call |
+//! | `blocking` | | `redlatch::blocking`: the same locks for programs [without async][without-async] |
+//! | `metrics` | | counters and histograms, for any recorder of the facade `metrics`: [the page][metrics] |
+//! | `simulation` | | nothing for users: for the crate's own tests |
+//!
+//! The client library is `redis` 1.8, re-exported.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(all(
