@@ -18,17 +18,28 @@ import java.util.concurrent.atomic.AtomicInteger;
 
 /** Locks on Redis and Valkey, by the protocol of {@code lua/README.md}. Safe for many threads. */
 public final class Redlatch implements AutoCloseable {
-  public enum Reason {
-    ENDED, WRONG_TYPE, NO_TTL, TOO_DEEP, MALFORMED, WOULD_DEADLOCK, TOO_MANY_READERS, // -1 to -7
-    TIMED_OUT, SERVER, // SERVER: an error reply, or no answer; the cause has the details
-    CLOSED // the client was closed
+  public enum Reason { // -1 to -7 first
+    ENDED("its attempt has ended: try again"),
+    WRONG_TYPE("its key holds another kind of lock, or no lock: " + Reason.OTHER),
+    NO_TTL("its key has no TTL, so another program wrote it: " + Reason.OTHER),
+    TOO_DEEP("its owner has as many holds as it may: release one"),
+    MALFORMED("the server takes a word of its request for malformed: report it"),
+    WOULD_DEADLOCK("another reader waits to write: release what this owner reads, and try again"),
+    TOO_MANY_READERS("too many readers hold it or wait for it: try again later"),
+    TIMED_OUT("not granted in time"),
+    SERVER("an error reply, or no answer: the cause has the details"),
+    CLOSED("the client was closed");
+
+    private static final String OTHER = "choose another name, or delete the key once it is unused";
+    private final String text;
+    Reason(String text) { this.text = text; }
   }
 
   /** A lock was refused or not granted in time, or the server did not answer. */
   public static final class LockException extends RuntimeException {
     public final Reason reason;
     private LockException(Reason reason, Lock lock, Throwable cause) {
-      super("lock " + lock.keys.get(0) + ": " + reason, cause);
+      super("lock \"" + lock.keys.get(0) + "\": " + reason.text, cause);
       this.reason = reason;
     }
   }
@@ -211,8 +222,10 @@ public final class Redlatch implements AutoCloseable {
     boolean isTagged = key.matches("(?s)[^{]*\\{[^}]+}.*");
     boolean isReserved = key.matches("(?s)\\{[^}]+}|[^{]*\\{[^}]+}.*(:fence|:waiters|\\{}node)");
     boolean isTooLong = name.getBytes(UTF_8).length > 512 || prefix.getBytes(UTF_8).length > 128;
-    boolean isBad = name.isEmpty() || isTooLong || isReserved || key.contains("}") && !isTagged;
-    if (isBad) throw new IllegalArgumentException("not a lock name: " + name);
+    String of = "not a lock name: it must ";
+    require(!name.isEmpty() && !isTooLong, of + "be 1 to 512 bytes, its prefix up to 128", name);
+    require(isTagged || !key.contains("}"), of + "have a hash tag if it has \"}\", as \"{a}b\"", name);
+    require(!isReserved, of + "not make a key of another lock", name);
     String base = isTagged ? key : "{" + key + "}";
     boolean isNone = kind.equals("mutex") || kind.equals("rwlock") && "".equals(owner);
     boolean isText = owner != null && owner.matches("(?s)[^ :][^ ]*");
