@@ -152,8 +152,11 @@ impl Cohort {
     pub(super) fn receive(&self, request: &LockRequest, front: LocalFront) -> Result<PassedHold, LocalFront> {
         let mut state = self.state.lock();
         match mem::replace(&mut *state, CohortState::Over) {
+            // Ended, it may have been revoked: `pass` saw the time before, and `end` nobody's hold.
             CohortState::Passed(hold)
-                if !request.is_for(&hold.guard.attempt) || hold.until <= Moment::now() =>
+                if !request.is_for(&hold.guard.attempt)
+                    || hold.until <= Moment::now()
+                    || self.is_ended.load(Ordering::Relaxed) =>
             {
                 drop(state);
                 drop(hold);

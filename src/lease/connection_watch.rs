@@ -21,7 +21,9 @@ impl Keeper {
     /// tell that a connection was closed: the next request on it finds out.
     pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
         let node = self.nodes.node(place);
-        let mut known = node.connection_state();
+        // The first connection, with which no lease was lost. A lease may be older than that of one
+        // node of a quorum: that node does not have it.
+        let mut known = Some((1, 1));
         loop {
             sleep(CHECK_PAUSE).await;
             // Before the look at the leases: one that is granted after it knows this connection.

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
+use std::pin::pin;
 use std::ptr;
 use std::sync::{Arc, Weak};
 
@@ -237,8 +238,11 @@ impl LocalWaiter {
     pub(super) fn split(self) -> (impl Future<Output = LocalFront>, watch::Receiver<LockEvent>) {
         let LocalWaiter { places, events, entry } = self;
         let front = async move {
+            let permit = pin!(places.acquire_owned());
+            // Dropped before the permit, as in a `LocalFront`.
+            let entry = entry;
             // It fails only if the semaphore is closed, which no code does.
-            LocalFront { permit: places.acquire_owned().await.ok(), entry }
+            LocalFront { permit: permit.await.ok(), entry }
         };
         (front, events)
     }

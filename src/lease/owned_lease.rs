@@ -69,17 +69,20 @@ impl OwnedLease {
     /// The server has granted the lock to the task at the front: for a short time, the tasks behind
     /// it may have the hold.
     pub(super) fn begin_cohort(&mut self, request: &LockRequest, front: LocalFront, is_unanimous: bool) {
+        let turn = request.local_turn();
+        if turn.is_zero() {
+            return;
+        }
         let token = self.lease.fencing_token().map_or(0, FencingToken::get);
         request.client.local_queues.note_token(&request.name, token);
-        let turn = request.local_turn();
-        if turn.is_zero() || !front.is_contended() {
+        if !front.is_contended() {
             return;
         }
         // From its receipt: a late message must not use the turn up. Its lease, which may be as
         // short as a claim, is not due for renewal in that time.
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
-        let may_pass = self.guard.attempt.reserved().is_some();
+        let may_pass = self.guard.attempt.reserved().is_some() && !request.client.nodes.is_failing();
         self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, front, may_pass));
     }
 

@@ -148,7 +148,7 @@ impl Attempt {
     }
 
     /// How many tokens it reserves, unless it is one.
-    fn reserved_tokens(&self) -> Option<u64> {
+    pub(super) fn reserved_tokens(&self) -> Option<u64> {
         self.reserved().filter(|_| self.options.fencing == Fencing::On).map(u64::from)
     }
 

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "sentinel")]
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 #[cfg(feature = "sentinel")]
 use std::time::Duration;
@@ -40,12 +40,14 @@ pub(super) struct SharedConnection {
     runtime: Handle,
     current: Arc<Current>,
     connecting: Arc<Connecting>,
+    /// How many pairs of connections were made.
+    made: Arc<AtomicU64>,
     pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
     is_confirming: Arc<AtomicBool>,
 }
 
-/// A connection and its generation.
+/// A connection and its generation: how many were made until then.
 pub(super) struct LiveConnection {
     pub(super) connection: Connection,
     pub(super) generation: u64,
@@ -79,6 +81,7 @@ impl SharedConnection {
             runtime: Handle::current(),
             current: Arc::default(),
             connecting: Arc::default(),
+            made: Arc::default(),
             server_clock,
             is_confirming: Arc::new(AtomicBool::new(is_confirming)),
         }
@@ -117,13 +120,13 @@ impl SharedConnection {
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
         let connecting = self.runtime.spawn(async move {
-            let attempt = |generation| this.open(generation, is_confirming);
+            let attempt = |_| this.open(is_confirming);
             this.connecting.connect(seen, || this.current(is_confirming), attempt).await
         });
         connecting.await.map_err(std::io::Error::other)?
     }
 
-    async fn open(&self, generation: u64, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
+    async fn open(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
         let limit = self.handshake.limit;
         let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
@@ -139,6 +142,7 @@ impl SharedConnection {
                 Ok(connected) => connected,
                 Err(failure) => return Err(self.endpoint.explain(failure, limit / EXPLAINING).await),
             };
+        let generation = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         let made = |connection| Arc::new(LiveConnection { connection, generation, run: run.clone() });
         let _tasks = self.look_after(generation);
         let pair = ConnectionPair { shared: made(connection), second: second.map(made), _tasks };

@@ -67,7 +67,11 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "passed-to-other-options",
-        edits: &[edit("src/lease/cohort.rs", "if !request.is_for(&hold.guard.attempt) || ", "if ")],
+        edits: &[edit(
+            "src/lease/cohort.rs",
+            "if !request.is_for(&hold.guard.attempt)\n                    || ",
+            "if ",
+        )],
         test: "suite::mutex_standalone_push_resp2::a_hold_is_not_passed_to_a_call_with_other_options",
     },
     TestMutant {
