@@ -23,7 +23,7 @@ impl Keeper {
         let node = self.nodes.node(place);
         // The first connection, with which no lease was lost. A lease may be older than that of one
         // node of a quorum: that node does not have it.
-        let mut known = Some((1, 1));
+        let mut known = Some((1, 0));
         loop {
             sleep(CHECK_PAUSE).await;
             // Before the look at the leases: one that is granted after it knows this connection.

@@ -73,8 +73,10 @@ impl OwnedLease {
         if turn.is_zero() {
             return;
         }
-        let token = self.lease.fencing_token().map_or(0, FencingToken::get);
-        request.client.local_queues.note_token(&request.name, token);
+        if self.guard.attempt.reserved().is_some() || front.is_contended() {
+            let token = self.lease.fencing_token().map_or(0, FencingToken::get);
+            request.client.local_queues.note_token(&request.name, token);
+        }
         if !front.is_contended() {
             return;
         }

@@ -1,5 +1,6 @@
 //! [`Master`]: one master of a cluster, and the connection to it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,8 +23,10 @@ pub(super) struct Dialing {
     pub(super) name: Option<String>,
     /// Where connections are made and driven.
     pub(super) runtime: Handle,
-    /// How many connections were made, to any master.
+    /// How many connections were made, to any master, after the first ones.
     pub(super) made: AtomicU64,
+    /// The masters of the first slot table that have had no connection. `None` before that table.
+    pub(super) fresh: Guarded<Option<HashSet<String>>>,
 }
 
 /// A master, or a server that was named as one.
@@ -37,7 +40,8 @@ pub(super) struct Master {
 #[derive(Clone)]
 pub(super) struct Live {
     pub(super) batcher: Arc<Batcher>,
-    /// Larger than that of each connection of this client that was made before.
+    /// Zero for the first connection to a master of the first slot table: no lease is older. Else
+    /// larger than that of each connection of this client that was made before.
     pub(super) number: u64,
 }
 
@@ -98,7 +102,9 @@ impl Master {
             Err(failure) => return Err(explain(&self.info, failure, limit / EXPLAINING).await),
         };
         let batcher = Arc::new(Batcher::new(connection, limit, &dialing.runtime));
-        let number = dialing.made.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut fresh = dialing.fresh.lock();
+        let is_first = fresh.as_mut().is_none_or(|fresh| fresh.remove(&self.address));
+        let number = if is_first { 0 } else { dialing.made.fetch_add(1, Ordering::SeqCst) + 1 };
         let live = Live { batcher, number };
         *self.current.lock() = Some(live.clone());
         Ok(live)

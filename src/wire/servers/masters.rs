@@ -26,6 +26,7 @@ use super::seeds::{Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, last};
 use super::slot_table::{CLUSTER_DOWN, SlotTable, master_at, not_in_a_cluster, slot_of, unserved};
 use super::transport::RepliesByServer;
+use crate::guarded::Guarded;
 
 /// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
 const ASKED_AT_ONCE: usize = 3;
@@ -60,7 +61,13 @@ impl Masters {
         let (name, runtime) = (name.map(str::to_owned), Handle::current());
         let masters = Arc::new(Masters {
             seeds,
-            dialing: Arc::new(Dialing { limit, name, runtime, made: AtomicU64::new(0) }),
+            dialing: Arc::new(Dialing {
+                limit,
+                name,
+                runtime,
+                made: AtomicU64::new(0),
+                fresh: Guarded::default(),
+            }),
             table: RwLock::default(),
             learning: Connecting::default(),
             lessons: AtomicU64::new(0),
@@ -68,6 +75,15 @@ impl Masters {
             turn: AtomicUsize::new(0),
         });
         masters.learn(None).await?;
+        {
+            // Under its lock: a connection that is made meanwhile is counted before or after.
+            let mut fresh = masters.dialing.fresh.lock();
+            let unconnected = |master: &&Arc<Master>| master.current().is_none();
+            let addresses = |table: &SlotTable| {
+                table.masters.values().filter(unconnected).map(|master| master.address.clone()).collect()
+            };
+            *fresh = Some(masters.table(addresses));
+        }
         Ok(masters)
     }
 

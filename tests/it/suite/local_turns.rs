@@ -36,6 +36,8 @@ pub async fn contended(lock: &AnyLock) -> AnyGuard {
     let third = waiting(lock).await;
     first.release().await.unwrap();
     let second = soon("the second task acquires", second).await.unwrap();
+    // Tokens are reserved once the client knows that the server's clock has passed the last one.
+    lock.inspect().await.unwrap();
     second.release().await.unwrap();
     soon("the third task acquires", third).await.unwrap()
 }
