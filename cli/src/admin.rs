@@ -169,7 +169,7 @@ enum QuorumCommand {
 #[derive(clap::Args)]
 struct RejoinArgs {
     /// The longest TTL of all clients.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", allow_hyphen_values = true, value_parser = crate::span::parse)]
     ttl: Duration,
 }
 

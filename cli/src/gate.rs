@@ -77,7 +77,7 @@ pub(crate) fn refuse(name: &OsStr, error: &io::Error, taken: Option<&str>) -> u8
             &*format!("; {taken} was taken for the name of the lock: redlatch run NAME COMMAND")
         }
         (None, [b'-', ..]) => OPTION_TIP,
-        (None, bytes) if bytes.contains(&b' ') => LINE_TIP,
+        (None, bytes) if bytes.contains(&b' ') && error.kind() == io::ErrorKind::NotFound => LINE_TIP,
         (None, _) => "",
     };
     say(&format!("cannot run {}: {error}{tip}", name.display()));

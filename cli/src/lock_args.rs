@@ -18,7 +18,7 @@ pub(crate) struct LockArgs {
     #[arg(short, long)]
     reentrant: bool,
     /// Do not wait for the lock.
-    #[arg(short, long, visible_alias = "nb", conflicts_with = "wait")]
+    #[arg(short, long, visible_alias = "nb", aliases = ["no-wait", "nowait"], conflicts_with = "wait")]
     nonblock: bool,
     /// Wait at most this long for the lock, for example 10, 0.5 or 2m; 0 is the same as -n.
     #[arg(

@@ -96,7 +96,9 @@ impl RunArgs {
             return Err(Failure::Usage(format!("no lock has the name {}{}", self.name, gate::OPTION_TIP)));
         }
         if !self.hold_at_least.is_zero() && self.lock.is_reentrant() && wait::is_inside(&self.name) {
-            say("--hold-at-least has no effect here: the last release, of the outer `redlatch run`, decides");
+            say(
+                "--hold-at-least has no effect here if the outer `redlatch run` ends last: its release decides",
+            );
         }
         let grace = Grace::new(self.ttl, self.grace)?;
         let owner = owner()?;

@@ -39,7 +39,7 @@ pub(crate) struct ServerArgs {
     #[arg(long, global = true, value_name = "TEXT", default_value = "lock:")]
     key_prefix: String,
     /// How long a server may take to connect or to reply.
-    #[arg(long, global = true, value_name = "DURATION", default_value = "2s", value_parser = crate::span::parse)]
+    #[arg(long, global = true, value_name = "DURATION", default_value = "2s", allow_hyphen_values = true, value_parser = crate::span::parse)]
     node_timeout: Duration,
     /// The CA that signed the servers' certificates, in PEM.
     #[arg(long, global = true, value_name = "FILE")]

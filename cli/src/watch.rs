@@ -16,7 +16,7 @@ use crate::view::View;
 #[derive(clap::Args)]
 pub(crate) struct WatchArgs {
     /// How often to ask the servers.
-    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = crate::span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", allow_hyphen_values = true, value_parser = crate::span::parse)]
     interval: Duration,
     /// The name of the lock.
     name: String,
