@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use rustix::process::Signal;
 
@@ -168,8 +169,8 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// Prints the help that was asked for, or what is wrong with the arguments.
-pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
-    correct_tip(&mut error);
+pub(crate) fn usage<Program: CommandFactory>(mut error: clap::Error) -> ExitCode {
+    correct_tip::<Program>(&mut error);
     let mut text = error.render().to_string();
     if error.use_stderr() {
         // An argument in the wrong place is repeated in the message, and a password may contain any
@@ -187,10 +188,10 @@ pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
 }
 
 /// Behind `--`, an unknown option of `run` would be the name of the lock: clap proposes that.
-fn correct_tip(error: &mut clap::Error) {
+fn correct_tip<Program: CommandFactory>(error: &mut clap::Error) {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let usage = text(ContextKind::Usage);
-    let is_of_no_command = usage.contains("redlatch [OPTIONS] <COMMAND>");
+    let is_of_no_command = usage.ends_with(" <COMMAND>") && !usage.contains("redlatch quorum");
     let is_typo = error.get(ContextKind::SuggestedArg).is_some();
     let tip = match (error.kind(), text(ContextKind::InvalidArg).as_str()) {
         (ErrorKind::InvalidSubcommand, _) => {
@@ -199,7 +200,10 @@ fn correct_tip(error: &mut clap::Error) {
         (ErrorKind::MissingRequiredArgument, _) if usage.contains("redlatch run ") => {
             "before the command stands the name of the lock: redlatch run NAME COMMAND"
         }
-        (ErrorKind::UnknownArgument, _) if is_of_no_command => {
+        (ErrorKind::UnknownArgument, option) if is_of_no_command => {
+            if is_option_of_run::<Program>(option) {
+                error.remove(ContextKind::SuggestedArg); // one that looks like it
+            }
             "options of a command stand behind it, as in: redlatch run -n NAME COMMAND"
         }
         (ErrorKind::UnknownArgument, _) if !usage.contains("redlatch run ") => return,
@@ -215,6 +219,13 @@ fn correct_tip(error: &mut clap::Error) {
         _ => return,
     };
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+}
+
+fn is_option_of_run<Program: CommandFactory>(word: &str) -> bool {
+    let program = Program::command();
+    let mut options = program.find_subcommand("run").into_iter().flat_map(clap::Command::get_arguments);
+    let is_named = |long: &str| word.strip_prefix("--") == Some(long);
+    options.any(|option| option.get_long_and_visible_aliases().into_iter().flatten().any(is_named))
 }
 
 /// An argument without what may be a password in it.

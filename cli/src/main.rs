@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     }
     match Arguments::try_parse_from(words) {
         Ok(arguments) => conclude(execute(arguments)),
-        Err(error) => exit::usage(error),
+        Err(error) => exit::usage::<Arguments>(error),
     }
 }
 

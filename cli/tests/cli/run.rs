@@ -161,6 +161,8 @@ async fn mistake_in_the_order_of_arguments_has_a_tip() {
         (&["run", "--hold-at-least", "-1", "job", "true"], "invalid value '-1' for '--hold-at-least"),
         (&["watch", "--interval", "-1", "job"], "invalid value '-1' for '--interval"),
         (&["run", "--node-timeout", "-1", "job", "true"], "invalid value '-1' for '--node-timeout"),
+        (&["--verbose", "run", "job", "true"], "tip: options of a command stand behind it"),
+        (&["--exclusive", "run", "job", "true"], "tip: options of a command stand behind it"),
         (&["status", "job"], "redlatch inspect NAME"),
         (&["run", "-o", "job", "true"], "`run` has no such option"),
         (&["run", "--", "-n", "job", "true"], "an option of `run` stands before `--`"),
