@@ -152,8 +152,8 @@ impl Cohort {
     pub(super) fn receive(&self, request: &LockRequest, front: LocalFront) -> Result<PassedHold, LocalFront> {
         let mut state = self.state.lock();
         match mem::replace(&mut *state, CohortState::Over) {
-            // If the turn was ended between the steps of `pass`, the hold may have been revoked, and
-            // `end` had nothing to release.
+            // If the turn was ended between the steps of `pass`, the hold may have been revoked,
+            // and `end` had nothing to release.
             CohortState::Passed(hold)
                 if !request.is_for(&hold.guard.attempt)
                     || hold.until <= Moment::now()
