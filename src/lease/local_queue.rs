@@ -30,7 +30,7 @@ struct Queues {
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
 }
 
-/// What is remembered of a lock. Locks whose names share a part of their hash share this too.
+/// What is remembered of a lock, and of every other lock with the same part of the name's hash.
 #[derive(Clone, Copy, Default)]
 struct Recent {
     /// For how many more holds competition is expected.
