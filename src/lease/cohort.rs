@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
+use super::lease::Lease;
 use super::local_queue::LocalFront;
 use super::lock_request::LockRequest;
 use super::turn::Turn;
@@ -28,8 +29,8 @@ pub(super) struct Cohort {
     /// It was ended before its time: it may have been revoked.
     is_ended: AtomicBool,
     pub(super) is_unanimous: bool,
-    /// The connections with which it was granted.
-    pub(super) generation: u64,
+    /// The time from which its first lease counts: it was granted after it.
+    pub(super) granted_after: Moment,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -68,6 +69,7 @@ impl Cohort {
     /// the front at once, and only its length is observed.
     pub(super) fn begin(
         client: &Client,
+        lease: &Lease,
         until: Moment,
         is_unanimous: bool,
         front: LocalFront,
@@ -79,7 +81,7 @@ impl Cohort {
             has_passed: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             is_unanimous,
-            generation: client.nodes.generation(),
+            granted_after: lease.counts_from(),
             timer: OnceLock::new(),
         });
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::keeper::Keeper;
+use super::lease::Lease;
 use crate::clock::Moment;
 
 /// The pause between two checks of a node, while there are leases. A connection that was closed is
@@ -26,13 +27,9 @@ impl Keeper {
         let mut known = Some((1, 0));
         loop {
             sleep(CHECK_PAUSE).await;
-            // Before the look at the leases: one that is granted after it knows this connection.
-            let before = node.connection_state();
-            if self.schedule().holds.is_empty() {
-                known = known.max(before);
-                continue;
+            if !self.schedule().holds.is_empty() {
+                node.check().await;
             }
-            node.check().await;
             let state = node.connection_state();
             if state > known {
                 known = state;
@@ -41,10 +38,19 @@ impl Keeper {
         }
     }
 
+    /// Makes a lease due now, if all leases were made due after its hold was asked for: it was none
+    /// of them while one task passed it to another.
+    pub(super) fn ask_again(&self, lease: &Lease, sent: Moment) {
+        let mut schedule = self.schedule();
+        if schedule.has_asked_since(sent) {
+            schedule.expedite(lease, Moment::now());
+            self.notify.notify_one();
+        }
+    }
+
     /// Makes every lease due now.
     fn ask_about_all(&self) {
-        let now = Moment::now();
-        let holds: Vec<_> = self.schedule().holds.iter().map(|(_, (lease, _))| lease.clone()).collect();
+        let (now, holds) = self.schedule().begin_to_ask();
         for leases in holds.chunks(AT_A_TIME) {
             let mut schedule = self.schedule();
             leases.iter().for_each(|lease| schedule.expedite(lease, now));

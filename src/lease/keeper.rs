@@ -87,15 +87,15 @@ impl Keeper {
             // Not renewed, but polled if another hold of its owner turns out to be lost.
             Renewal::Never => lease.attempt().kind.has_owner.then(|| lease.until()),
         };
-        let mut schedule = self.schedule();
+        let (mut schedule, sent) = (self.schedule(), lease.counts_from());
         let hold = schedule.holds.insert((lease.clone(), entry));
         lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);
         if schedule.shows_a_loss(lease) {
             schedule.expedite_siblings(std::slice::from_ref(lease));
             self.notify.notify_one();
         }
-        if let Some(due) = due {
-            schedule.insert(lease, due, &self.notify);
+        if let Some(due) = due.or_else(|| schedule.has_asked_since(sent).then_some(sent)) {
+            schedule.insert(lease, due, sent, &self.notify);
         }
     }
 

@@ -85,7 +85,7 @@ impl OwnedLease {
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
         let may_pass = self.guard.attempt.reserved().is_some() && !request.client.nodes.is_failing();
-        self.cohort = Some(Cohort::begin(&request.client, until, is_unanimous, front, may_pass));
+        self.cohort = Some(Cohort::begin(&request.client, &self.lease, until, is_unanimous, front, may_pass));
     }
 
     /// The hold that another task of this client has passed on; returns the front if there is none.
@@ -105,11 +105,7 @@ impl OwnedLease {
         if let Some(token) = token {
             request.client.nodes.accepted(token.get());
         }
-        if request.client.nodes.generation() != cohort.generation {
-            // The leases of before were asked about when the connection was new.
-            request.client.keeper.schedule().expedite(&hold.lease, now);
-            request.client.keeper.notify.notify_one();
-        }
+        request.client.keeper.ask_again(&hold.lease, cohort.granted_after);
         hold.cohort = Some(cohort);
         Ok(hold)
     }

@@ -111,13 +111,17 @@ impl Keeper {
                 lease.entry().without.set(NodeSet::default());
                 match ttl {
                     // It was asked about, and keeps its end.
-                    Some(_) if lease.options().renewal == Renewal::Never && !lease.is_lost() => {}
+                    Some(_) if lease.options().renewal == Renewal::Never && !lease.is_lost() => {
+                        if schedule.has_asked_since(sent) {
+                            schedule.insert(lease, sent, sent, &self.notify);
+                        }
+                    }
                     Some(ttl) if lease.extend(sent, ttl) => {
-                        schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, &self.notify);
+                        schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, sent, &self.notify);
                         let what = (lease.name(), lease.kind().name, || lease.owner());
                         reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
                     }
-                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), &self.notify),
+                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), sent, &self.notify),
                     _ => self.lose(schedule, lease, LeaseEnd::Lost, reports),
                 }
                 false
@@ -135,7 +139,7 @@ impl Keeper {
                 lease.entry().without.set(tally.without_since);
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);
-                schedule.insert(lease, Moment::now() + pause, &self.notify);
+                schedule.insert(lease, Moment::now() + pause, sent, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
                 let (_held, _lost) = (tally.with.len(), tally.without.len());
                 reports.push(Box::new(move || {

@@ -70,6 +70,8 @@ pub(super) struct Schedule {
     /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<UnreleasedHolds>,
     entries: u64,
+    /// When all leases were last made due, since a connection was new.
+    asked_at: Option<Moment>,
     /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
     /// a lock that is soon released costs no task switch.
     pub(super) sleeps_until: Option<Moment>,
@@ -126,11 +128,14 @@ pub(super) struct BatchLimits {
 }
 
 impl Schedule {
-    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, notify: &Notify) {
+    /// Makes a lease due then; or now, if it was confirmed by a request that was `sent` before a
+    /// new connection made all leases due: the server may have lost it since.
+    pub(super) fn insert(&mut self, lease: &Lease, due: Moment, sent: Moment, notify: &Notify) {
         let entry = &lease.entry();
         if entry.has_ended.load(Ordering::Relaxed) {
             return;
         }
+        let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
         self.due.insert(lease, due);
         if self.sleeps_until.is_some_and(|until| due < until) {
             notify.notify_one();
@@ -231,6 +236,19 @@ impl Schedule {
             return Err(due.into_iter().chain(releases).chain(cleanups).min());
         }
         Ok(batch)
+    }
+
+    /// All leases are made due, from now on. Of one that a batch has, or a task is still to be told
+    /// of, [`insert`](Schedule::insert) finds that out.
+    pub(super) fn begin_to_ask(&mut self) -> (Moment, Vec<Lease>) {
+        let now = Moment::now();
+        self.asked_at = Some(now);
+        (now, self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect())
+    }
+
+    /// Whether all leases were made due after this request was sent.
+    pub(super) fn has_asked_since(&self, sent: Moment) -> bool {
+        self.asked_at.is_some_and(|asked| sent <= asked)
     }
 
     /// Makes a lease due now, unless it has ended or a batch has it.

@@ -98,14 +98,6 @@ impl Nodes {
         self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.generation())
     }
 
-    /// Changes with each new connection, also with one to a single master of a cluster.
-    pub(crate) fn generation(&self) -> u64 {
-        let states = self.all.iter().filter_map(|node| node.connection_state());
-        states.fold(0, |sum, (generation, newest)| {
-            sum.wrapping_add(generation.rotate_left(32)).wrapping_add(newest)
-        })
-    }
-
     /// Reports about nodes from requests that were sent together and were not logged yet.
     pub(crate) fn take_reports(&self) -> Vec<Report> {
         self.all.iter().flat_map(|node| node.take_reports()).collect()

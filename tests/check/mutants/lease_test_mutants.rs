@@ -106,10 +106,15 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
         name: "passed-hold-is-not-asked-about",
         edits: &[edit(
             "src/lease/owned_lease.rs",
-            "nodes.generation() != cohort",
-            "nodes.generation() < cohort",
+            "keeper.ask_again(&hold.lease, cohort.granted_after)",
+            "keeper.ask_again(&hold.lease, now)",
         )],
         test: "standalone::reconnections::a_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about",
+    },
+    TestMutant {
+        name: "late-grant-is-not-asked-about",
+        edits: &[edit("src/lease/keeper.rs", "lease.counts_from());", "Moment::now());")],
+        test: "standalone::reconnections::a_grant_that_is_learned_late_is_asked_about",
     },
     TestMutant {
         name: "end-of-a-joint-lease-is-not-announced",

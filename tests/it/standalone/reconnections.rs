@@ -1,5 +1,8 @@
 //! A client that has lost its connection, and has made a new one.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use redlatch::{LeaseEnd, Locks, Options, Wakeups};
@@ -79,4 +82,39 @@ pub async fn lost_on_its_way(locks: &Locks, server: &Server, tag: &str) {
         let end = soon("the client asks about it too", received.lease().lost()).await;
         assert_eq!(end, LeaseEnd::Revoked);
     }
+}
+
+/// The reply to a task that is polled late came from a connection before this one. The client has
+/// asked about its leases meanwhile, and this was none of them yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_is_learned_late_is_asked_about() {
+    let server = Server::start().await;
+    let locks = server.locks_with(long_turn()).await;
+    let other = locks.mutex("other").unwrap().lock().await.unwrap();
+    let lock = locks.mutex("late").unwrap();
+    let mut late = pin!(lock.lock());
+    assert!(poll_once(late.as_mut()).await.is_none());
+    eventually("the server grants it", || async { server.run::<bool>(&["EXISTS", "lock:late"]).await }).await;
+    // Replies come in the order of the requests.
+    let next = locks.mutex("next").unwrap().lock().await.unwrap();
+    server.run::<u64>(&["DEL", "lock:late", "lock:other"]).await;
+    server.kill_connections().await;
+    let asked = soon("the client has asked about its leases", other.lease().lost()).await;
+    assert_eq!(asked, LeaseEnd::Revoked);
+    let learned = soon("the task has the hold", late).await.unwrap();
+    assert!(!server.run::<bool>(&["EXISTS", "lock:late"]).await, "its reply came before");
+    let end = soon("the client asks about it too", learned.lease().lost()).await;
+    assert_eq!(end, LeaseEnd::Revoked);
+    next.release().await.unwrap();
+    drop((learned, other));
+    soon("all is released", locks.settled()).await;
+    server.assert_nothing_left().await;
+}
+
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }
