@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         words => match arguments::read(words) {
             Ok(arguments) => {
                 mutants::assert_current();
+                judge::assert_judges();
                 report::run(&arguments)
             }
             Err(error) => {

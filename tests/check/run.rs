@@ -62,6 +62,26 @@ pub struct Record {
     pub may_set_clock: bool,
 }
 
+impl Record {
+    /// Of a run without faults that ended at once.
+    pub fn of_nothing(end: Time) -> Record {
+        let (windows, observations, reader_ends, numbers) = Default::default();
+        let (died, left, stalls, disk_stalls) = Default::default();
+        Record {
+            windows,
+            observations,
+            reader_ends,
+            numbers,
+            end,
+            died,
+            left,
+            stalls,
+            disk_stalls,
+            may_set_clock: false,
+        }
+    }
+}
+
 /// The time without faults at the start of a run, to compare with.
 const CALM: Duration = Duration::from_secs(3);
 

@@ -131,7 +131,8 @@ pub fn read(directory: &Path) -> Vec<Hold> {
     holds
 }
 
-fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
+/// The holds of one history.
+pub(super) fn put_together(place: usize, events: Vec<Event>) -> Vec<Hold> {
     let mut holds: BTreeMap<u64, Hold> = BTreeMap::new();
     let worker_ended = events.iter().map(|event| event.at).max();
     for Event { at, hold: number, what } in events {

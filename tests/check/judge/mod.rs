@@ -1,5 +1,6 @@
 //! The judge: applies the rules of docs/testing.md to the histories and observations of a run.
 
+mod bounded_wait;
 mod dead_waiters;
 mod deadlines;
 mod decisions;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use crate::history::{FailureReason, Time, Verb};
 use crate::plan::{Fault, Plan, TTL};
 use crate::run::{Record, Window};
+pub use bounded_wait::assert_judges;
 pub use holds::Hold;
 
 /// One violation of a rule.
@@ -103,6 +105,7 @@ pub fn judge(plan: &Plan, record: &Record, directory: &Path) -> Verdict {
     waiting::judge(&case, &mut verdict);
     overtaking::judge(&case, &mut verdict);
     turns::judge(&case, &mut verdict);
+    bounded_wait::judge(&case, &mut verdict);
     decisions::judge(&case, &mut verdict);
     for text in &record.died {
         verdict.violates("worker died", text.clone());
