@@ -1,6 +1,6 @@
 //! The command line of `scripts/check`.
 
-use crate::mutants::{MUTANTS, Mutant, TestMutant, all_test_mutants};
+use crate::mutants::{self, Mutant, TestMutant, all_test_mutants};
 use crate::plan::{Fault, topology_named};
 use crate::support::Topology;
 
@@ -101,7 +101,7 @@ pub fn read(words: &[String]) -> Result<Arguments, String> {
             let found = all_test_mutants().find(|mutant| mutant.name == name);
             arguments.chosen_test_mutants.push(found.ok_or_else(unknown)?);
         } else {
-            let found = MUTANTS.iter().find(|mutant| mutant.name == name);
+            let found = mutants::all().find(|mutant| mutant.name == name);
             arguments.chosen.push(found.ok_or_else(unknown)?);
         }
     }

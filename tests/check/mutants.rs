@@ -10,6 +10,7 @@ mod table;
 mod test_mutants;
 mod test_run;
 mod turn_mutants;
+mod turn_runs;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -24,10 +25,11 @@ use client_test_mutants::CLIENT_TEST_MUTANTS;
 use finding_mutants::FINDING_MUTANTS;
 use lease_test_mutants::LEASE_TEST_MUTANTS;
 use quorum_test_mutants::QUORUM_TEST_MUTANTS;
-pub use table::MUTANTS;
+use table::MUTANTS;
 use test_mutants::TEST_MUTANTS;
 pub use test_run::{TestMutant, all as all_test_mutants, run as run_test_mutants};
 use turn_mutants::TURN_MUTANTS;
+use turn_runs::TURN_RUNS;
 
 /// The crate with one mistake, and the run that must show it.
 #[derive(Debug)]
@@ -78,7 +80,7 @@ impl Edit {
 pub fn assert_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let tested = all_test_mutants().flat_map(|mutant| mutant.edits);
-    for edit in MUTANTS.iter().flat_map(|mutant| mutant.edits).chain(tested) {
+    for edit in all().flat_map(|mutant| mutant.edits).chain(tested) {
         edit.source(root);
     }
 }
@@ -94,10 +96,15 @@ const SEEDS: u64 = 3;
 /// How much longer than its duration a run may take, since it starts and stops servers.
 const OVERHEAD: Duration = Duration::from_secs(150);
 
+/// All mistakes that the judge must find.
+pub fn all() -> impl Iterator<Item = &'static Mutant> {
+    MUTANTS.iter().chain(TURN_RUNS)
+}
+
 /// Runs the chosen mutants, or all of them. Before them, the unbroken crate runs in each of their
 /// settings: a rule that it violates proves nothing about a mistake.
 pub fn run(chosen: &[&'static Mutant]) -> ExitCode {
-    let mutants = if chosen.is_empty() { MUTANTS.iter().collect() } else { chosen.to_vec() };
+    let mutants = if chosen.is_empty() { all().collect() } else { chosen.to_vec() };
     let tree = Tree::copy();
     let passed = controls(&tree, &mutants);
     let mut caught = 0;

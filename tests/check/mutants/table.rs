@@ -12,7 +12,7 @@ const MINORITY: Setting =
     Setting { topology: Quorum3, seconds: 20, linger: 200, sets: 40, faults: &["minority", "reset"] };
 
 /// For mistakes of leases that are renewed, or that have expired.
-const LINGERING: Setting =
+pub(super) const LINGERING: Setting =
     Setting { topology: Standalone, seconds: 20, linger: 20, sets: 40, faults: &["worker-stopped"] };
 
 /// For mistakes that are found if the server loses locks that are held.
@@ -61,23 +61,6 @@ pub const MUTANTS: &[Mutant] = &[
         },
         // Workers that wait for each other never end.
         rules: &["left behind"],
-    },
-    Mutant {
-        name: "turn-without-an-end",
-        edits: &[
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "for_each(|cohort| cohort.end());",
-                to: "for_each(drop);",
-            },
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
-                to: "true\n",
-            },
-        ],
-        setting: LINGERING,
-        rules: &["turn"],
     },
     Mutant {
         name: "validity-from-the-reply",
