@@ -1,5 +1,6 @@
 //! The parts of the bench: a server, what is measured on it, and the report.
 
+pub(crate) mod beside_rslock;
 pub(crate) mod client_cpu;
 pub(crate) mod gate;
 pub(crate) mod handover;

@@ -11,7 +11,7 @@ use super::plot::{self, Bar, Series, thousands};
 use super::report::Report;
 use super::server::repository;
 use super::server_cpu::Kind;
-use super::{reads, turns};
+use super::{beside_rslock, reads, turns};
 
 const INTRO: &str = "\
 Every figure is from one run, with servers and clients on the same machine. redlatch and the other \
@@ -237,7 +237,8 @@ fn topologies(page: &mut String, report: &Report) -> Outcome<()> {
         writeln!(page, "| {topology} | {library} | {tasks} | {rate} | {server:.1} | {client:.1} |")?;
     }
     writeln!(page)?;
-    report.topologies.processes.write(page)
+    report.topologies.processes.write(page)?;
+    beside_rslock::write(&report.topologies.beside_rslock, page)
 }
 
 fn shard(page: &mut String, report: &Report) -> Outcome<()> {

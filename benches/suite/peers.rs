@@ -20,7 +20,7 @@ pub(crate) const CLIENTS: [usize; 4] = [2, 16, 64, 256];
 
 /// The delays between two attempts of a library that polls, in milliseconds. A whole run measures
 /// all of them for each number of clients, and takes the one with most turns.
-const POLLS: [u64; 4] = [1, 2, 5, 20];
+pub(crate) const POLLS: [u64; 4] = [1, 2, 5, 20];
 
 /// A kind of lock of a library.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -81,11 +81,11 @@ struct Turns {
 }
 
 #[derive(Debug, Deserialize)]
-struct Shared {
-    seconds: f64,
-    pairs: u64,
-    longest_ms: f64,
-    overlaps: u64,
+pub(super) struct Shared {
+    pub(super) seconds: f64,
+    pub(super) pairs: u64,
+    pub(super) longest_ms: f64,
+    pub(super) overlaps: u64,
 }
 
 impl Processes {
@@ -129,7 +129,29 @@ impl Processes {
             );
             Target::at_least(limit, row.in_processes / row.in_one_process, 0.8)
         });
-        one_name.chain(passed)
+        one_name.chain(passed).chain(self.shared_targets())
+    }
+
+    /// Those of the names that the tasks of several processes share.
+    fn shared_targets(&self) -> Vec<Target> {
+        let row = |library: &str| {
+            let mut rows = self.many_names.iter().filter(|row| row.are_shared && row.processes == 4);
+            rows.find(|row| row.library == library)
+        };
+        let (Some(ours), Some(theirs)) = (row("redlatch"), row("rslock")) else { return Vec::new() };
+        let contenders = format!("{NAMES} names, 4 processes with {} tasks each", TASKS / 4);
+        vec![
+            Target::at_least(
+                format!("{contenders}: pairs/s at least 1.5 x rslock"),
+                ours.pairs_per_second / theirs.pairs_per_second,
+                1.5,
+            ),
+            Target::at_most(
+                format!("{contenders}: longest wait at most a tenth of that of rslock"),
+                ours.longest_ms / theirs.longest_ms,
+                0.1,
+            ),
+        ]
     }
 
     pub(crate) fn print(&self) {
@@ -308,7 +330,7 @@ async fn many_names(
     })
 }
 
-async fn start(server: &Server, count: usize) -> Outcome<Vec<Program>> {
+pub(super) async fn start(server: &Server, count: usize) -> Outcome<Vec<Program>> {
     let mut programs = Vec::new();
     for _ in 0..count {
         let url = server.url();
@@ -318,7 +340,10 @@ async fn start(server: &Server, count: usize) -> Outcome<Vec<Program>> {
     Ok(programs)
 }
 
-async fn at_once<T: serde::de::DeserializeOwned>(programs: &mut [Program], command: &str) -> Outcome<Vec<T>> {
+pub(super) async fn at_once<T: serde::de::DeserializeOwned>(
+    programs: &mut [Program],
+    command: &str,
+) -> Outcome<Vec<T>> {
     for program in programs.iter_mut() {
         program.prepare(command).await?;
     }
@@ -337,6 +362,6 @@ async fn run<T: serde::de::DeserializeOwned>(programs: &mut [Program]) -> Outcom
     Ok(runs)
 }
 
-fn check(overlaps: impl Iterator<Item = u64>) -> Outcome<()> {
+pub(super) fn check(overlaps: impl Iterator<Item = u64>) -> Outcome<()> {
     if overlaps.sum::<u64>() > 0 { Err("two holders at once".into()) } else { Ok(()) }
 }

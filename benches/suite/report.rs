@@ -7,7 +7,7 @@ use super::plan::Plan;
 use super::record::{self, Head, Target};
 use super::server::Server;
 use super::topologies::Topologies;
-use super::{Outcome, handover, limits, pairs, reads, renewal, server_cpu, topologies, turns};
+use super::{Outcome, beside_rslock, handover, limits, pairs, reads, renewal, server_cpu, topologies, turns};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -152,6 +152,7 @@ impl Report {
             );
         }
         self.topologies.processes.print();
+        beside_rslock::print(&self.topologies.beside_rslock);
     }
 
     pub(crate) fn print_peers(&self) {

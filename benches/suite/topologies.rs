@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::Outcome;
+use super::beside_rslock;
 use super::plan::Plan;
 use super::processes::Processes;
 use super::program::Program;
@@ -42,6 +43,7 @@ impl Row {
 pub(crate) struct Topologies {
     pub(crate) rows: Vec<Row>,
     pub(crate) processes: Processes,
+    pub(crate) beside_rslock: Vec<beside_rslock::Row>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -75,6 +77,7 @@ impl Topologies {
             targets.push(Target::at_most(limit, cluster.server_us / one.server_us, 1.2));
         }
         targets.extend(self.processes.targets());
+        targets.extend(self.beside_rslock.iter().map(beside_rslock::Row::target));
         targets
     }
 }
@@ -138,6 +141,7 @@ pub(crate) async fn measure(plan: &Plan) -> Outcome<Topologies> {
     topologies.rows.push(row("one server", "redlatch", 256, &columns[1]));
     drop(cluster);
     topologies.processes = Processes::measure(&one.servers[0], plan).await?;
+    topologies.beside_rslock = beside_rslock::measure(&one.servers[0], plan).await?;
     Ok(topologies)
 }
 
