@@ -50,7 +50,7 @@ pub struct Record {
     pub end: Time,
     /// Workers that ended before the command to end.
     pub died: Vec<String>,
-    /// EventKind was left behind.
+    /// What was left behind.
     pub left: Vec<String>,
     /// When the machine ran other work: time limits do not apply then.
     pub stalls: Vec<(Time, Time)>,
@@ -65,8 +65,9 @@ pub struct Record {
 impl Record {
     /// Of a run without faults that ended at once.
     pub fn of_nothing(end: Time) -> Record {
-        let (windows, observations, reader_ends, numbers) = Default::default();
-        let (died, left, stalls, disk_stalls) = Default::default();
+        let (windows, observations, numbers) = (Vec::new(), Vec::new(), Vec::new());
+        let (died, left, may_set_clock) = (Vec::new(), Vec::new(), false);
+        let (reader_ends, stalls, disk_stalls) = (Vec::new(), Vec::new(), Vec::new());
         Record {
             windows,
             observations,
@@ -77,7 +78,7 @@ impl Record {
             left,
             stalls,
             disk_stalls,
-            may_set_clock: false,
+            may_set_clock,
         }
     }
 }

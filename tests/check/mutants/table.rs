@@ -295,13 +295,7 @@ pub const MUTANTS: &[Mutant] = &[
                 to: "                _ => {\n                    let _silent = failure;\n                    Ok(ReleaseOutcome::Released)\n                }\n            };",
             },
         ],
-        setting: Setting {
-            topology: Standalone,
-            seconds: 60,
-            linger: 200,
-            sets: 8,
-            faults: &["cut"],
-        },
+        setting: Setting { topology: Standalone, seconds: 60, linger: 200, sets: 8, faults: &["cut"] },
         rules: &["release"],
     },
     Mutant {

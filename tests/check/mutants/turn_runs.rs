@@ -9,38 +9,25 @@ use crate::support::Topology::Standalone;
 const COMPETING: Setting =
     Setting { topology: Standalone, seconds: 60, linger: 1_000, sets: 1_000, faults: &["script-flush"] };
 
+/// Nothing ends a turn when its time is over,
+const NO_TIMER: Edit =
+    Edit { file: "src/lease/cohort.rs", from: "for_each(|cohort| cohort.end());", to: "for_each(drop);" };
+
+/// and no task that releases the lock sees that.
+const NO_TIME: Edit = Edit {
+    file: "src/lease/cohort.rs",
+    from: "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
+    to: "true\n",
+};
+
 pub const TURN_RUNS: &[Mutant] = &[
-    Mutant {
-        name: "turn-without-an-end",
-        edits: &[
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "for_each(|cohort| cohort.end());",
-                to: "for_each(drop);",
-            },
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
-                to: "true\n",
-            },
-        ],
-        setting: LINGERING,
-        rules: &["turn"],
-    },
+    Mutant { name: "turn-without-an-end", edits: &[NO_TIMER, NO_TIME], setting: LINGERING, rules: &["turn"] },
     // The same, and there is no end of the tokens that a turn has.
     Mutant {
         name: "client-passes-a-lock-on-for-ever",
         edits: &[
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "for_each(|cohort| cohort.end());",
-                to: "for_each(drop);",
-            },
-            Edit {
-                file: "src/lease/cohort.rs",
-                from: "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
-                to: "true\n",
-            },
+            NO_TIMER,
+            NO_TIME,
             Edit {
                 file: "src/lease/attempt.rs",
                 from: "self.reserved.passes_left.load(Ordering::Relaxed) > 0",
