@@ -1,4 +1,4 @@
-//! EventKind the servers still store after all workers have ended.
+//! What the servers still store after all workers have ended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

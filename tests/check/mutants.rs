@@ -85,7 +85,7 @@ pub fn assert_current() {
     }
 }
 
-/// EventKind a run prints, in its folder.
+/// What a run prints, in its folder.
 const STDOUT: &str = "output.txt";
 
 /// How many runs search for one mistake. Some show only if a fault comes at a certain moment: a

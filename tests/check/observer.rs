@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// A read that takes longer than this counts as unanswered.
 const REPLY_LIMIT: Duration = Duration::from_millis(100);
 
-/// EventKind one server stored of one lock, at some moment between `from` and `to`.
+/// What one server stored of one lock, at some moment between `from` and `to`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observation {
     pub from: Time,
@@ -34,7 +34,7 @@ pub struct Observation {
     pub ends: Time,
 }
 
-/// EventKind one server stored of one reader.
+/// What one server stored of one reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReaderEnd {
     pub from: Time,

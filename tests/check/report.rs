@@ -29,7 +29,7 @@ struct Sum {
     /// The planned faults, and how often each had an effect.
     windows: BTreeMap<Fault, usize>,
     lost: Vec<LostWindow>,
-    /// FailureReason the runs together are invalid.
+    /// Why the runs together are invalid.
     incomplete: Vec<String>,
 }
 

@@ -42,7 +42,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// can acquire it and write in this time, and the late write must be refused.
 const LATE_WRITE_DELAY: Duration = Duration::from_millis(150);
 
-/// EventKind a task requests, except for the mode and the verb.
+/// What a task requests, except for the mode and the verb.
 #[derive(Clone, Copy)]
 pub struct Request {
     pub name: &'static str,

@@ -58,7 +58,7 @@ fn safety_of_the_readme_is_that_of_the_pages() {
 #[test]
 fn pages_count_the_mistakes_of_the_checker() {
     let files = ["tests/check/mutants/table.rs", "tests/check/mutants/turn_runs.rs"];
-    let count = files.map(|file| page(file).matches("\n    Mutant {\n").count()).iter().sum::<usize>();
+    let count = files.map(|file| page(file).matches("\n    Mutant {").count()).iter().sum::<usize>();
     let (testing, summary) = (page("docs/testing.md"), page("docs/how-safe.md"));
     let rows = between(&testing, "| mistake | found by |\n|---|---|\n", "\n\n").lines().count();
     assert_eq!(rows, count, "rows of the table in docs/testing.md");

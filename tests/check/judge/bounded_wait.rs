@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Case, Hold, PROMPT, Verdict, holds};
+use crate::clock::STEP;
 use crate::history::{End, Event, EventKind, Mode, Time, Verb};
-use crate::plan::{LOCAL_TURN, NODE_TIMEOUT, Plan, TTL};
+use crate::plan::{Fault, LOCAL_TURN, NODE_TIMEOUT, Plan, TTL};
 use crate::run::Record;
 use crate::support::{Kind, Topology};
 use crate::workload::LOCKS;
@@ -16,7 +17,10 @@ use crate::workload::LOCKS;
 const SLACK: Duration = PROMPT;
 
 /// How long after a fault nothing is judged: all have asked again by then, and have their places.
-const AFTER_FAULT: Duration = TTL;
+/// Those that queued while the clock was ahead are behind all that queue in the time of the step.
+fn after(fault: Fault) -> Duration {
+    if fault.sets_clock() { TTL + STEP } else { TTL }
+}
 
 /// A part of a client's wait, and what it saw of the others.
 struct Wait<'a> {
@@ -79,7 +83,7 @@ fn since(waiter: &Hold, holds: &[&Hold], end: Time) -> Time {
 
 /// The parts between two times in which no fault, and no stall of the machine, changes turns.
 fn calm(case: &Case<'_>, from: Time, to: Time) -> Vec<(Time, Time)> {
-    let faults = case.record.windows.iter().map(|window| (window.start, window.end + AFTER_FAULT));
+    let faults = case.record.windows.iter().map(|window| (window.start, window.end + after(window.fault)));
     let silences = case.silences().map(|(from, to)| (from, to + NODE_TIMEOUT));
     let mut covers: Vec<_> =
         faults.chain(silences).filter(|(start, end)| *start < to && from < *end).collect();

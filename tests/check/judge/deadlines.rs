@@ -28,7 +28,7 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// EventKind a server stored of a hold in either mode.
+/// What a server stored of a hold in either mode.
 enum Sample<'a> {
     Exclusive(&'a Observation),
     Reader(&'a ReaderEnd),

@@ -59,7 +59,7 @@ pub struct Verdict {
     pub windows: BTreeMap<Fault, Vec<bool>>,
     pub violations: Vec<Violation>,
     pub lost_windows: Vec<LostWindow>,
-    /// FailureReason the run is invalid.
+    /// Why the run is invalid.
     pub invalid: Vec<String>,
     pub rejected_writes: usize,
     pub lost_additions: u64,

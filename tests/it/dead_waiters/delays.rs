@@ -248,7 +248,7 @@ delays! {
     };
 }
 
-/// QueuedWaiters writers keep new readers out; dead ones for at most one claim.
+/// Waiting writers keep new readers out; dead ones for at most one claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_writers_keep_readers_out_for_one_claim() {
     for end in [End::Killed, End::Stopped] {
