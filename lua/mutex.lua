@@ -5,7 +5,8 @@
 --
 --   lock     lock:backup              string: the attempt that holds the lock; its TTL is the lease
 --   waiters  {lock:backup}:waiters    sorted set of the waiters, and of marks, by score:
---              "attempt mutex claim_ms channel "   its place: the microsecond at which it queued
+--              "attempt mutex claim_ms channel "   its place: the microsecond at which it queued;
+--                                with several tokens, "   " and their number after the channel
 --              "seen attempt"    2^52 + 61000000 + the microsecond from which the waiter is dead
 --              "ended attempt"   2^52 + the second until which it counts, in microseconds, + the
 --                                answer + 10
@@ -31,8 +32,8 @@
 --   attempt       up to 128 bytes, no space; new for every lease, the same in each request of it
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    1 to 2^53 - 1: of the tokens that were reserved, the last one used: the counter
---                 goes back to it
+--   last_token    0 to 2^53 - 1: of the tokens that were reserved, the last one used, or 0 if none
+--                 was: the counter goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
@@ -55,7 +56,7 @@
 --   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
 --                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the hold, the lock
---                 stays held for so long, by "kept-" and the attempt, which no request can extend
+--                 stays held for so long, by "kept-" and the attempt, which no client may name
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           gets the same, and grants nothing more
@@ -510,16 +511,28 @@ local function record_end(queue, attempt, answer, call)
   call.has_mark = true
 end
 
+-- The counter goes back to the last token that was used, or if none was, by all that were reserved,
+-- unless it was raised since: it must not outrun the clock, from which a lost one is set anew.
+-- Returns by how much. If this is refused, as without a right, it stays where it is.
+local function give_back(fence, last_token, call)
+  local counter = redis.pcall('GET', fence)
+  if type(counter) ~= 'string' or not string.find(counter, '^%d+$') then return 0 end
+  local spare, most = counter - last_token, call.count - 1
+  if last_token == '0' then spare, most = call.count, counter + 0 end
+  if spare <= 0 or spare > most then return 0 end
+  return type(redis.pcall('DECRBY', fence, spare)) == 'number' and spare or 0
+end
+
 -- Releases the lock; leaves the queue; or revokes the lock, from a holder or, with '', from any.
 local function release(lock, queue, fence, attempt, last_token, remembers, revoke_from, call)
   if not is_attempt(attempt) then return -5 end
-  if last_token ~= '' and not up_to(2^53 - 1, last_token) then return -5 end
+  if last_token ~= '' and last_token ~= '0' and not up_to(2^53 - 1, last_token) then return -5 end
   if remembers then -- a second delivery gets the first answer, and changes nothing
     local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
     if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
   end
   local holder = unless_wrong_type(redis.pcall('GET', lock))
-  local answer, is_over = 0, false
+  local answer, is_over, spare = 0, false, 0
   if holder == nil then
     answer = -2
   elseif not revoke_from then
@@ -537,24 +550,25 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
     redis.call('ZREM', queue, waiter, 'seen ' .. attempt)
   end
   if not is_over then return answer end
+  if call.keep_ms then redis.call('ZREM', queue, '') end -- see record_end
   if revoke_from then
     -- The token of the former holder is not the last one any more, as its client can find out.
     if answer == 1 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
   elseif last_token ~= '' then
-    local counter = unless_wrong_type(redis.pcall('GET', fence)) or ''
-    local spare = string.find(counter, '^%d+$') and counter - last_token or 0
-    -- If this is refused, as on a full server, the counter stays where it is.
-    if spare > 0 and spare < call.count then redis.pcall('DECRBY', fence, spare) end
+    spare = give_back(fence, last_token, call)
   end
+  local ok, state
   if call.keep_ms then
-    redis.call('ZREM', queue, '') -- see record_end
-    redis.call('SET', lock, 'kept-' .. attempt, 'PX', call.keep_ms)
-    return answer
+    ok, state = pcall(redis.call, 'SET', lock, 'kept-' .. attempt, 'PX', call.keep_ms)
+  else
+    ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
+    if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
   end
-  local ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
-  if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
   -- A dead waiter may have the lock for its claim: then the former hold is over all the same.
-  if not ok and redis.call('GET', lock) == holder then error(state) end
+  if not ok and redis.call('GET', lock) == holder then
+    if spare > 0 then redis.pcall('INCRBY', fence, spare) end -- the hold may use them
+    error(state)
+  end
   return answer
 end
 
@@ -619,7 +633,7 @@ local function find_obstacle(lock, queue, fence, attempt, queued_at, proposal, c
   local counter = call.has_token and redis.call('GET', fence) or '0'
   local more = holder and 0 or call.count
   if not string.find(counter, '^%-?[1-9]%d*$') and counter ~= '0'
-    or tonumber(counter) + more >= 2^53 then
+    or math.abs(tonumber(counter)) + more >= 2^53 then
     return {err = 'ERR the fencing counter is not a number below 2^53'}
   end
 end
@@ -702,7 +716,7 @@ for i = 1, seen and n or 0 do
   is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
 end
 for i = 1, is_blocked and n or 0 do
-  if is_new[i] then redis.call('DEL', KEYS[i]) end
+  if is_new[i] then redis.pcall('DEL', KEYS[i]) end
   if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end
   if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end
 end

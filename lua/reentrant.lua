@@ -41,8 +41,8 @@
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    1 to 2^53 - 1: of the tokens that were reserved, the last one used: the counter
---                 goes back to it if this was the last hold
+--   last_token    0 to 2^53 - 1: of the tokens that were reserved, the last one used, or 0 if none
+--                 was: the counter goes back to it if this was the last hold
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
@@ -68,7 +68,7 @@
 --   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
 --                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the last hold, the lock
---                 stays held for so long, by "kept-" and the attempt, which no request can extend
+--                 stays held for so long, by "kept-" and the attempt, which no client may name
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A nested hold has
 --                           the token of the lock, and the TTL becomes the longer one. A second
@@ -680,17 +680,44 @@ local function count_revoked(lock, revoke_from)
   return count, true
 end
 
+-- The fields of a lock whose last hold ends, or of an `owner` who has no other: all but the mode.
+-- Also one of them that is a hold, if there is one.
+local function fields_of(lock, owner, attempt, call)
+  local fields, hold = {owner, ':' .. attempt}, ':' .. attempt
+  if not owner or redis.call('HLEN', lock) ~= 3 then
+    fields, hold = {}, nil
+    for at, text in ipairs(redis.call('HGETALL', lock)) do
+      if at % 2 == 1 then fields[#fields + 1] = text end
+      if at % 2 == 1 and string.byte(text) == 58 then hold = text end
+    end
+  end
+  call.work = call.work + #fields -- count_revoked has read as many
+  return fields, hold or fields[1]
+end
+
+-- The counter goes back to the last token that was used, or if none was, by all that were reserved,
+-- unless it was raised since: it must not outrun the clock, from which a lost one is set anew.
+-- Returns by how much. If this is refused, as without a right, it stays where it is.
+local function give_back(fence, last_token, call)
+  local counter = redis.pcall('GET', fence)
+  if type(counter) ~= 'string' or not string.find(counter, '^%d+$') then return 0 end
+  local spare, most = counter - last_token, call.count - 1
+  if last_token == '0' then spare, most = call.count, counter + 0 end
+  if spare <= 0 or spare > most then return 0 end
+  return type(redis.pcall('DECRBY', fence, spare)) == 'number' and spare or 0
+end
+
 -- Releases a hold; leaves the queue; or revokes all holds, from an owner or, with '', from any.
 local function release(lock, queue, fence, attempt, owner, last_token, remembers, revoke_from, call)
   if not is_attempt(attempt) or not (is_owner(owner) or revoke_from and owner == '') then
     return -5
   end
-  if last_token ~= '' and not up_to(2^53 - 1, last_token) then return -5 end
+  if last_token ~= '' and last_token ~= '0' and not up_to(2^53 - 1, last_token) then return -5 end
   if remembers then -- a second delivery gets the first answer, and changes nothing
     local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
     if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
   end
-  local answer, is_over, token = 0, false, nil
+  local answer, is_over, token, spare = 0, false, nil, 0
   if revoke_from then
     answer, is_over = count_revoked(lock, revoke_from)
   else
@@ -713,30 +740,16 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     if answer > 0 then remove_hold(lock, attempt, owner) end
     return answer
   end
+  local fields, hold = fields_of(lock, not revoke_from and owner, attempt, call)
+  if call.keep_ms then redis.call('ZREM', queue, '') end -- see record_end
   if revoke_from then
     -- The token of the former holder is not the last one any more, as its client can find out.
     if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
   elseif last_token ~= '' then
-    local counter = unless_wrong_type(redis.pcall('GET', fence)) or ''
-    local spare = string.find(counter, '^%d+$') and counter - last_token or 0
-    -- If this is refused, as on a full server, the counter stays where it is.
-    if spare > 0 and spare < call.count then redis.pcall('DECRBY', fence, spare) end
-  end
-  local fields = {owner, ':' .. attempt}
-  if revoke_from or redis.call('HLEN', lock) ~= 3 then
-    fields = {}
-    for at, text in ipairs(redis.call('HGETALL', lock)) do
-      if at % 2 == 1 then fields[#fields + 1] = text end
-    end
-  end
-  call.work = call.work + #fields -- count_revoked has read as many
-  local hold = fields[1]
-  for _, field in ipairs(fields) do
-    if string.byte(field) == 58 then hold = field end
+    spare = give_back(fence, last_token, call)
   end
   local ok, state
   if call.keep_ms then
-    redis.call('ZREM', queue, '') -- see record_end
     local kept = 'kept-' .. attempt
     state = set_holder(lock, fields, kept, kept, token, call.keep_ms)
     ok = not state
@@ -745,7 +758,10 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
   end
   -- A dead waiter may have the lock for its claim: then the former hold is over all the same.
-  if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end
+  if not ok and redis.call('HEXISTS', lock, hold) == 1 then
+    if spare > 0 then redis.pcall('INCRBY', fence, spare) end -- the hold may use them
+    error(state)
+  end
   return answer
 end
 
@@ -831,7 +847,7 @@ local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, prop
   local needs_token = call.has_token and (not hold or hold.token == 0)
   local counter = needs_token and redis.call('GET', fence) or '0'
   if not string.find(counter, '^%-?[1-9]%d*$') and counter ~= '0'
-    or tonumber(counter) + call.count >= 2^53 then
+    or math.abs(tonumber(counter)) + call.count >= 2^53 then
     return {err = 'ERR the fencing counter is not a number below 2^53'}
   end
 end
@@ -916,9 +932,9 @@ for i = 1, seen and n or 0 do
 end
 for i = 1, is_blocked and n or 0 do
   if states[i] then
-    undo_hold(KEYS[i], ARGV[1 + i], ARGV[1 + n + i], states[i])
+    pcall(undo_hold, KEYS[i], ARGV[1 + i], ARGV[1 + n + i], states[i])
   elseif states[i] == false then
-    redis.call('DEL', KEYS[i])
+    redis.pcall('DEL', KEYS[i])
   end
   if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end
   if answers[i] == nil or type(answers[i]) == 'number' and answers[i] >= 0 then answers[i] = -10 end

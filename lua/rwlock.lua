@@ -62,8 +62,8 @@
 --   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    1 to 2^53 - 1: of the tokens that were reserved, the last one used: the counter
---                 goes back to it
+--   last_token    0 to 2^53 - 1: of the tokens that were reserved, the last one used, or 0 if none
+--                 was: the counter goes back to it
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
 --                 least this, unless a release grants it; default: no token. In a release or
@@ -92,7 +92,7 @@
 --   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
 --                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the owner's only hold, it
---                 stays for so long, of "kept-" and the attempt, which no request can extend
+--                 stays for so long, of "kept-" and the attempt, which no client may name
 --
 --   read, write
 --            token          granted: for a writer the first of its tokens; for a reader that of the
@@ -602,6 +602,7 @@ for _, i in ipairs(left) do
     or attempt == '' and verb ~= 'inspect'
     or #owner > 256 or string.find(owner, '^:') or string.find(owner, ' ', 1, true)
     or number ~= '' and not up_to(2^(is_acquire and 52 or 53) - 1, number)
+      and (is_acquire or number ~= '0')
     or proposal ~= '' and not up_to(a_day_ahead, proposal) then
     answers[i] = -5
   elseif is_late or (is_acquire or successor) and node and call.admission[1] ~= run then
@@ -1063,8 +1064,9 @@ local function admit_writer(lock, reader, call)
     redis.call('HDEL', lock.key, 'upgrade')
     redis.call('ZREM', lock.queue, writer.entry, 'seen ' .. writer.attempt)
     if notify(lock, writer.channel, writer.attempt, token, call.time) then
+      -- If all but the queue had expired, nothing else keeps readers out for the next writer.
       redis.call('HSET', lock.key, 'write', ends .. ' ' .. writer.owner .. ' ' .. writer.attempt,
-        'token', string.format('%.0f', token))
+        'token', string.format('%.0f', token), 'writer_wait_until', math.max(ends, lock.wait_until))
       pcall(end_waiting, lock, call)
       return true
     end
@@ -1171,7 +1173,8 @@ local function keep_hold(lock, side, _, call)
     redis.call('HSET', lock.key, 'read:' .. kept, ends .. ' ' .. kept)
     redis.call('HDEL', lock.key, 'read:' .. lock.owner)
   end
-  if side == 'write' or lock.readers == 1 then shorten(lock, math.max(call.keep_ms, 10)) end
+  -- If this is refused, the key lasts longer than the hold, which has its own end.
+  if side == 'write' or lock.readers == 1 then pcall(shorten, lock, math.max(call.keep_ms, 10)) end
 end
 
 -- ------------------------------------------------------------------------------------- read, write
@@ -1451,6 +1454,18 @@ local function give_up(lock, call)
   pcall(end_waiting, lock, call)
 end
 
+-- The counter goes back to the last token that was used, or if none was, by all that were reserved,
+-- unless it was raised since: it must not outrun the clock, from which a lost one is set anew.
+-- Returns by how much. If this is refused, as without a right, it stays where it is.
+local function give_back(fence, last_token, call)
+  local counter = redis.pcall('GET', fence)
+  if type(counter) ~= 'string' or not string.find(counter, '^%d+$') then return 0 end
+  local spare, most = counter - last_token, call.count - 1
+  if last_token == '0' then spare, most = call.count, counter + 0 end
+  if spare <= 0 or spare > most then return 0 end
+  return type(redis.pcall('DECRBY', fence, spare)) == 'number' and spare or 0
+end
+
 local function release(lock, call)
   local recalled = recall(lock, call)
   if recalled then return recalled end
@@ -1471,14 +1486,8 @@ local function release(lock, call)
   local ending = call.keep_ms and answer == 1 and keep_hold or end_hold
   if writes.is_held then
     ending(lock, 'write', writes, call)
-    -- The counter goes back to the last token that was used, unless it was raised since: it must
-    -- not outrun the clock, from which a lost one is set anew.
-    local last_token = writes.left == 0 and lock.readers == 0 and tonumber(lock.number)
-    local counter = last_token and to_token(unless_wrong_type(redis.pcall('GET', lock.fence)))
-    if counter and last_token < counter and counter < last_token + call.count then
-      -- If this is refused, as without the right, the counter stays where it is.
-      redis.pcall('DECRBY', lock.fence, string.format('%.0f', counter - last_token))
-    end
+    local is_over = writes.left == 0 and lock.readers == 0
+    if is_over and lock.number then give_back(lock.fence, lock.number, call) end
   end
   if reads.is_held then ending(lock, 'read', reads, call) end
   admit_next(lock, call)
@@ -1677,6 +1686,12 @@ if call.is_trial then
   call.is_trial = false
   local is_blocked = false
   for i = 1, n do is_blocked = is_blocked or answers[i] ~= -10 end
+  for _, lock in ipairs(is_blocked and {} or locks) do -- a grant may have to be taken back
+    local refusal = redis.pcall('HDEL', lock.key, 'read:')
+    if type(refusal) == 'table' then
+      is_blocked, answers[lock.index] = true, to_answer(false, refusal)
+    end
+  end
   if not is_blocked then
     for _, lock in ipairs(locks) do lock.checks_left = 1000 end -- as many as the trial left to do
     serve(operation, serve(wait_for_writer, locks, call), call)

@@ -74,11 +74,29 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "scripts::missing_rights::refused_lock_takes_its_proposal_back",
     },
     TestMutant {
+        name: "counter-goes-back-with-a-release-that-fails",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "if spare > 0 then redis.pcall('INCRBY', fence, spare) end",
+            "if spare < 0 then redis.pcall('INCRBY', fence, spare) end",
+        )],
+        test: "scripts::missing_rights::refused_command_leaves_no_key_without_ttl_and_no_grant",
+    },
+    TestMutant {
+        name: "next-writer-lets-readers-in-after-all-expired",
+        edits: &[edit(
+            "lua/rwlock.lua",
+            ", 'writer_wait_until', math.max(ends, lock.wait_until))\n      pcall(end_waiting",
+            ")\n      pcall(end_waiting",
+        )],
+        test: "scripts::vectors::vectors_get_their_answers",
+    },
+    TestMutant {
         name: "release-that-passed-the-lock-on-is-an-error",
         edits: &[edit(
             "lua/reentrant.lua",
-            "if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end",
-            "if not ok then error(state) end",
+            "if not ok and redis.call('HEXISTS', lock, hold) == 1 then",
+            "if not ok then",
         )],
         test: "scripts::half_refused::release_that_passed_the_lock_on_is_no_error",
     },

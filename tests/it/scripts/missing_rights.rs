@@ -67,6 +67,8 @@ fn requests(acquire: Acquire) -> Vec<Request> {
         acquire.renew("a", "a").with("ttl_ms", "90000"),
         acquire.release("a", "a"),
         acquire.release("a", "a").with("claim_ms", "60000").with("remember", "1"),
+        acquire.release("a", "a").with("last_token", "5").with("tokens", "10"),
+        acquire.release("a", "a").with("last_token", "5").with("tokens", "10").with("keep_ms", "3000"),
         acquire.force("f"),
         acquire.inspect(),
     ];
@@ -85,7 +87,8 @@ pub async fn limited(server: &Server, client: &Client, without: &str) -> Client 
 }
 
 /// Without one command after the other: every key has a TTL, no refusal stands for the missing
-/// right, and an acquire that fails leaves no hold of its attempt.
+/// right, and an acquire that fails leaves no hold of its attempt. A release that fails leaves the
+/// hold and its tokens.
 #[tokio::test]
 async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
     let server = Server::start().await;
@@ -101,6 +104,8 @@ async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
                     lock.prepare(&client, acquire).await;
                     let held = async || acquire.renew("a", "a").send(&client).await != Final(0);
                     let before = held().await;
+                    let counter = async || client.run::<Option<u64>>(&["GET", KEYS[2]]).await;
+                    let last = counter().await;
                     let answer = request.try_send(&limited).await;
                     let what =
                         format!("without {command}: {acquire:?}, {lock:?}, {}: {answer:?}", request.title());
@@ -110,6 +115,12 @@ async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
                     }
                     if answer.is_err() && held().await && !before {
                         wrong.push(format!("{what}: a grant without an answer"));
+                    }
+                    if answer.is_err() && before && !held().await {
+                        wrong.push(format!("{what}: the hold is gone"));
+                    }
+                    if answer.is_err() && before && counter().await < last {
+                        wrong.push(format!("{what}: the counter went back"));
                     }
                     for key in KEYS {
                         if client.run::<i64>(&["PTTL", key]).await == -1 {

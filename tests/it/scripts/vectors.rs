@@ -22,12 +22,18 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
     (
         "only a user without a right comes here: half_refused.rs",
         &["mutex"],
-        &["if not ok and redis.call('GET', lock) == holder then error(state) end"],
+        &[
+            "if not ok and redis.call('GET', lock) == holder then",
+            "if spare > 0 then redis.pcall('INCRBY', fence, spare) end -- the hold may use them",
+        ],
     ),
     (
         "only a user without a right comes here: half_refused.rs",
         &["reentrant"],
-        &["if not ok and redis.call('HEXISTS', lock, hold) == 1 then error(state) end"],
+        &[
+            "if not ok and redis.call('HEXISTS', lock, hold) == 1 then",
+            "if spare > 0 then redis.pcall('INCRBY', fence, spare) end -- the hold may use them",
+        ],
     ),
     (
         "only a user without a right comes here: missing_rights.rs",
@@ -44,7 +50,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "if set and set.err then return 'refused', set end",
             "if type(removed) == 'table' then return 'refused', removed end",
             "if type(removed) == 'table' then",
-            "if is_new[i] then redis.call('DEL', KEYS[i]) end",
+            "if is_new[i] then redis.pcall('DEL', KEYS[i]) end",
             "if accepted[i] then redis.pcall('SET', KEYS[2 * n + i], accepted[i], 'PX', token_ttl_ms) end",
             "if set and set.err then token = nil end",
             "if set == 3 and redis.pcall('PEXPIRE', lock, ttl_ms) ~= 1 then",
@@ -83,6 +89,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "elseif accepted then",
             "if not ok and lock.has_mark then redis.pcall('ZREM', lock.queue, 'ended ' .. lock.attempt) end",
             "if lock.accepted and not is_granted then -- the node has not accepted the proposal either",
+            "if type(refusal) == 'table' then",
             "for _, lock in ipairs(is_blocked and locks or {}) do",
             "if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then",
             "if lock.accepted and not lock.is_inside then",
