@@ -301,6 +301,12 @@ impl Attempt {
         Some(self.reserved.last.load(Ordering::Relaxed)).filter(|last| *last > 0)
     }
 
+    /// What a release says of the reserved tokens: the last one that was used; 0 if no task has
+    /// learned of the grant, so that calls which are dropped use none.
+    pub(super) fn last_used(&self) -> Option<u64> {
+        self.reserved_tokens().map(|_| self.reserved.last.load(Ordering::Relaxed))
+    }
+
     /// Whether the next task that has the hold has a token of its own.
     pub(super) fn may_pass(&self) -> bool {
         let has_token = self.options.fencing == Fencing::Off || self.last_token().is_some();

@@ -180,14 +180,8 @@ impl AttemptGuard {
             Standing::Held { .. } => Some(is_unknown),
         };
         let has_lease = matches!(self.standing, Standing::Held { .. });
-        let is_unanswered = matches!(self.standing, Standing::Asked { .. });
         self.leave();
         if let Some(is_final) = is_final {
-            if let Some(count) = self.attempt.reserved_tokens().filter(|_| is_unanswered) {
-                // A grant that no task learns of keeps them: none are reserved until the server's
-                // clock, which a lost counter is rebuilt from, has passed them.
-                self.client.local_queues.note_token(&self.attempt.name, self.client.nodes.clock() + count);
-            }
             let (attempt, entry) = (Arc::clone(&self.attempt), self.entry.take());
             let nodes = self.client.nodes.all_nodes();
             self.client.keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });

@@ -100,7 +100,7 @@ impl Attempt {
     }
 
     fn ending(&self, is_final: bool, entry: Option<&QueueEntry>) -> Call {
-        let call = self.call(self.kind.verbs.release).own(self.last_token());
+        let call = self.call(self.kind.verbs.release).own(self.last_used());
         let call = call.shared(Word::MinimumToken).shared(is_final.then_some(1));
         self.with_depth(queued_as(call, entry)).shared(self.token_ttl()).shared(self.reserved_tokens())
     }

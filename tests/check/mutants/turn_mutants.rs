@@ -24,10 +24,19 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "unused-tokens-kept",
         edits: &[edit(
             "src/lease/verbs.rs",
-            "self.call(self.kind.verbs.release).own(self.last_token());",
+            "self.call(self.kind.verbs.release).own(self.last_used());",
             "self.call(self.kind.verbs.release).own(Word::Default);",
         )],
         test: PASSED,
+    },
+    TestMutant {
+        name: "tokens-of-a-dropped-call-kept",
+        edits: &[edit(
+            "src/lease/verbs.rs",
+            "self.call(self.kind.verbs.release).own(self.last_used());",
+            "self.call(self.kind.verbs.release).own(self.last_token());",
+        )],
+        test: "standalone::reserved_tokens::dropped_waiters_give_back_what_their_grants_reserved",
     },
     TestMutant {
         name: "hold-of-an-owner-passed",
