@@ -5,8 +5,8 @@ use super::{Edit, TestMutant};
 /// A forced release that grants the mutex to no waiter.
 pub(super) const MUTEX_FORCE_WITHOUT_GRANT: Edit = Edit {
     file: "lua/mutex.lua",
-    from: "  local ok, state = pcall(grant_next, lock, queue, fence, attempt, call)\n",
-    to: "  local ok, state = true, nil\n  if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, attempt, call) end\n",
+    from: "    ok, state = pcall(grant_next, lock, queue, fence, attempt, call)\n",
+    to: "    ok, state = true, nil\n    if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, attempt, call) end\n",
 };
 
 pub const TEST_MUTANTS: &[TestMutant] = &[
