@@ -205,10 +205,12 @@ public final class Redlatch implements AutoCloseable {
       Thread.currentThread().interrupt();
     }
     client.removeListener(onBreak);
+    CompletableFuture<Link> last;
     synchronized (this) {
-      link.thenAccept(used -> used.connection.close());
+      last = link;
       link = failedFuture(new IllegalStateException("closed"));
     }
+    last.thenAccept(used -> used.connection.close()); // waits for a thread that may want the lock
   }
 
   // The holds of one owner, for instance a UUID, nest. For read and write, "" means no owner.

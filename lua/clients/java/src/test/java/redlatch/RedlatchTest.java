@@ -309,6 +309,16 @@ class RedlatchTest {
     Server.await("only end marks are left", () -> server.number("EXISTS", "lock:x") == 0 && server.waiters("x") == 0);
   }
 
+  /** The answers of a client that is closed and of all others are read by the same threads. */
+  @Test
+  void close_does_not_wait_for_an_answer_that_waits_for_it() throws Exception {
+    for (int i = 0; i < 100; i++) { // once its subscription is confirmed, an answer is on its way
+      Redlatch client = server.open();
+      CompletableFuture.runAsync(client::close, task -> new Thread(task).start())
+          .get(20, TimeUnit.SECONDS);
+    }
+  }
+
   @Test
   void scripts_are_sent_again_after_script_flush() throws Exception {
     a.mutex("x").acquire(TTL, LIMIT).close();
