@@ -1,6 +1,9 @@
 //! Rule "overtaking": a waiter is not overtaken again and again, however busy the lock is.
 
+use std::time::Duration;
+
 use super::{Case, Hold, Verdict};
+use crate::clock::STEP;
 use crate::history::Time;
 use crate::plan::POLL_CAP;
 
@@ -24,13 +27,17 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
 }
 
 /// In how many turns later requests were granted earlier, not counting those during a fault of the
-/// waiter's worker. Tasks that pass a lock on inside their client have one turn together.
+/// waiter's worker, nor while a step of the clock sets its place back. Tasks that pass a lock on
+/// inside their client have one turn together.
 fn overtaken(case: &Case<'_>, waiter: &Hold, granted: &[&Hold]) -> usize {
     let end = waiter.asked_until().unwrap_or(waiter.worker_ended);
     let hit: Vec<(Time, Time)> = case
-        .windows_during(waiter.wants, end)
-        .filter(|window| window.place == Some(waiter.place))
-        .map(|window| (window.start, window.end + POLL_CAP))
+        .windows_during(waiter.wants - STEP, end) // its client may have queued before
+        .filter(|window| window.place == Some(waiter.place) || window.fault.sets_clock())
+        .map(|window| {
+            let step = if window.fault.sets_clock() { STEP } else { Duration::ZERO };
+            (window.start, window.end + step + POLL_CAP)
+        })
         .collect();
     let later = granted.iter().filter(|hold| hold.wants > waiter.wants);
     let grants = later.filter_map(|hold| Some((hold.worker(), hold.granted?.at))).filter(|(_, at)| *at < end);
