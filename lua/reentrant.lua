@@ -680,8 +680,8 @@ local function count_revoked(lock, revoke_from)
   return count, true
 end
 
--- The fields of a lock whose last hold ends, or of an `owner` who has no other: all but the mode.
--- Also one of them that is a hold, if there is one.
+-- When the last hold ends: the fields to remove, and which of them is a hold. Those of this owner
+-- if there are no others; without an owner, all fields.
 local function fields_of(lock, owner, attempt, call)
   local fields, hold = {owner, ':' .. attempt}, ':' .. attempt
   if not owner or redis.call('HLEN', lock) ~= 3 then

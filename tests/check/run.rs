@@ -65,20 +65,17 @@ pub struct Record {
 impl Record {
     /// Of a run without faults that ended at once.
     pub fn of_nothing(end: Time) -> Record {
-        let (windows, observations, numbers) = (Vec::new(), Vec::new(), Vec::new());
-        let (died, left, may_set_clock) = (Vec::new(), Vec::new(), false);
-        let (reader_ends, stalls, disk_stalls) = (Vec::new(), Vec::new(), Vec::new());
         Record {
-            windows,
-            observations,
-            reader_ends,
-            numbers,
+            windows: Vec::new(),
+            observations: Vec::new(),
+            reader_ends: Vec::new(),
+            numbers: Vec::new(),
             end,
-            died,
-            left,
-            stalls,
-            disk_stalls,
-            may_set_clock,
+            died: Vec::new(),
+            left: Vec::new(),
+            stalls: Vec::new(),
+            disk_stalls: Vec::new(),
+            may_set_clock: false,
         }
     }
 }
