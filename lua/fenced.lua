@@ -5,13 +5,14 @@
 --
 --   EVALSHA sha1 2  value token   token value
 --
---   value  key: string, the value
+--   value  key: string, the value; a write removes its TTL
 --   token  key: string, the largest fencing token that has written; without a TTL, in the slot of
 --          the value
 --   token  1 to 2^53 - 1: the fencing token of the writer
 --   value  what to write
 --
---   1      written; a second delivery writes the same again
+--   1      written. A second delivery writes its value again, over a later one of the same token:
+--          so a token is for one write, unless no request is ever repeated
 --   0      refused: a larger token has written already
 --
 -- A malformed word is an error, since callers read the answer as a boolean.

@@ -41,26 +41,27 @@
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    0 to 2^53 - 1: of the tokens that were reserved, the last one used, or 0 if none
---                 was: the counter goes back to it if this was the last hold
+--   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
+--                 none was: the counter goes back to it if this was the last hold
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
 --                 of the next waiter is larger; default: 0, also for one too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; a waiter that did not poll for so long is dead; default: do
---                 not queue. In a release: also leave the queue
+--                 not queue. In a release: also leave the queue, with the channel, max_depth and
+--                 tokens of acquire
 --   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
 --                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
 --   max_depth     1 to 1024: how many holds the owner may have; default: 255
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
---   tokens        1 to 1000: how many tokens to reserve; default: 1; a nested hold reserves none.
---                 In a release: as in acquire
+--   tokens        1 to 1000: how many tokens to reserve, with min_token or proposal; default: 1; a
+--                 nested hold reserves none. In a release: as in acquire
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
---   run           with the key node: the run id of this server, which must have been admitted
+--   run           with the key node, of node.lua: the run id of this server, which must be admitted
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
 --                 lock, for the newest 19,000 attempts)
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
@@ -68,7 +69,7 @@
 --   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
 --                 refused. Not if successor was ended. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the last hold, the lock
---                 stays held for so long, by "kept-" and the attempt, which no client may name
+--                 stays held for so long, by "kept-" and the attempt, which clients must not send
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A nested hold has
 --                           the token of the lock, and the TTL becomes the longer one. A second
@@ -424,7 +425,7 @@ end
 -- `fields` are those of the holder that leaves, or of the last dead waiter that was granted it.
 -- What the lock is then:
 --   'granted', ms     to a waiter, for so long
---   'busy', ms        not yet: behind so many dead waiters, nothing may overtake
+--   'busy', ms        not yet: nothing may overtake 128 waiters that are dead, or of other kinds
 --   'free', entry     no waiter comes before the attempt; its own entry, if it is the first
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
@@ -696,13 +697,14 @@ local function fields_of(lock, owner, attempt, call)
 end
 
 -- The counter goes back to the last token that was used, or if none was, by all that were reserved,
--- unless it was raised since: it must not outrun the clock, from which a lost one is set anew.
+-- unless it was raised since: it must not outrun the clock, from which a lost one is set anew. Of a
+-- single token, nothing is given back: the attempt may have acquired the lock without one.
 -- Returns by how much. If this is refused, as without a right, it stays where it is.
 local function give_back(fence, last_token, call)
   local counter = redis.pcall('GET', fence)
   if type(counter) ~= 'string' or not string.find(counter, '^%d+$') then return 0 end
   local spare, most = counter - last_token, call.count - 1
-  if last_token == '0' then spare, most = call.count, counter + 0 end
+  if last_token == '0' and most > 0 then spare, most = call.count, counter + 0 end
   if spare <= 0 or spare > most then return 0 end
   return type(redis.pcall('DECRBY', fence, spare)) == 'number' and spare or 0
 end
@@ -852,7 +854,7 @@ local function find_obstacle(lock, queue, fence, attempt, owner, queued_at, prop
   end
 end
 
--- Removes marks that have expired, and of `size` random waiters those that are dead. If a quarter
+-- Removes marks that have expired, and of `size` random entries the dead waiters. If a quarter
 -- of them was dead, it looks at more. Of the marks that releases leave, 19,000 are kept.
 local function clean(queue, size, call)
   local last_mark = 2^52 + call.time - call.time % 1000000 + 61000000

@@ -16,6 +16,7 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 ///
 /// **What it does not**: refuse a late write before the successor has written. Write something
 /// under the token first, and then read what you will change: see [fencing](crate::guide::fencing).
+/// Nor does it refuse an earlier write of the same token, or keep a time to live of `key`.
 ///
 /// The words come in the order of the script, as in every language. Several keys may have one
 /// `token_key`, which must neither expire nor be evicted: it has no time to live. In a cluster, all
@@ -38,7 +39,8 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 ///
 /// # Errors
 /// - [`redis::RedisError`]: the server could not be reached, or refused the script. The write may
-///   have taken effect; to send it again does no harm.
+///   have taken effect. Send it again before you write anything else under this token: it would
+///   replace a later value.
 ///
 /// # Cancel safety
 /// Not cancel safe: after a drop, the value may have been written or not.
