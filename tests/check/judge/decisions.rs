@@ -32,8 +32,11 @@ pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     for (lock, _) in LOCKS {
         let of_lock = |hold: &&Hold| hold.lock == lock;
         let answered = minorities.iter().flat_map(|window| answered_in(case, window)).filter(of_lock);
-        let (granted, refused): (Vec<&Hold>, Vec<&Hold>) = answered.partition(|hold| hold.granted.is_some());
-        if granted.is_empty() && refused.len() >= MANY_REQUESTS {
+        let refused: Vec<&Hold> = answered.filter(|hold| hold.granted.is_none()).collect();
+        // Also to a request from before: where many wait, it may have waited for longer than this.
+        let is_granted =
+            minorities.iter().any(|window| case.holds.iter().filter(of_lock).any(decided_in(window)));
+        if !is_granted && refused.len() >= MANY_REQUESTS {
             let text = format!(
                 "a minority was away, and the other nodes granted {lock} to none of {} requests",
                 refused.len()
@@ -71,4 +74,14 @@ fn granted_in<'a>(case: &'a Case<'_>, window: &Window) -> Option<&'a Hold> {
         hold.inside.is_none() && hold.wants > from && hold.granted.is_some_and(|grant| grant.at < to)
     };
     case.holds.iter().find(within)
+}
+
+/// Whether a request was granted while the nodes were away, and by the others: so long after they
+/// left that no reply of theirs counted.
+fn decided_in(window: &Window) -> impl Fn(&Hold) -> bool {
+    let away = window.away;
+    move |hold| {
+        let (Some((from, to)), Some(grant)) = (away, hold.granted) else { return false };
+        hold.inside.is_none() && grant.at > from + NODE_TIMEOUT && grant.at < to
+    }
 }
