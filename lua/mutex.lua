@@ -346,7 +346,7 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, attempt, call)
-  local others, token, reserved = 0, nil, 0
+  local others = 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -359,11 +359,10 @@ local function grant_next(lock, queue, fence, attempt, call)
     if alive and kind ~= 'mutex' then
       others = others + 1
     else
-      if alive and reserved ~= count then -- else a dead waiter did not use them
-        local refusal
+      local token, refusal
+      if alive then
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
-        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
@@ -384,6 +383,7 @@ local function grant_next(lock, queue, fence, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
+        redis.pcall('DECRBY', fence, count) -- nobody has learned of them
       end
     end
   end
@@ -567,7 +567,11 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
   if call.keep_ms then
     ok, state = pcall(redis.call, 'SET', lock, 'kept-' .. attempt, 'PX', call.keep_ms)
   else
-    ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
+    for _ = 1, 2 do
+      ok, state = pcall(grant_next, lock, queue, fence, attempt, call)
+      if state ~= 'refused' then break end
+      redis.pcall('ZREM', queue, '') -- the next write is not the first one: see record_end
+    end
     if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
   end
   -- A dead waiter may have the lock for its claim: then the former hold is over all the same.

@@ -41,8 +41,9 @@
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
---                 none was: the counter goes back to it if this was the last hold
+--   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or if the
+--                 owner is the attempt, 0 for none: the counter goes back to it if this was the
+--                 last hold
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
@@ -91,7 +92,8 @@
 --            -2             refused: the key holds something else; force: or Redisson has a hold;
 --                           for renew: lost
 --            -3             acquire, force: refused, the key has no TTL
---            -5             refused: a word is malformed
+--            -5             refused: a word is malformed; renew and release serve any texts that
+--                           the key holds as their owner and attempt
 --            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
@@ -430,7 +432,7 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, fields, attempt, call)
-  local others, token, reserved = 0, nil, 0
+  local others = 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -443,15 +445,14 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
     if alive and kind ~= 'reentrant' then
       others = others + 1
     else
-      if alive and reserved ~= count then -- else a dead waiter did not use them
-        local refusal
+      local token, refusal
+      if alive then
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
-        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
-      local refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
+      refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
       if refusal then return 'refused', refusal end
       local removed = redis.pcall('ZREM', queue, entry, 'seen ' .. (waiter or ''))
       if type(removed) == 'table' then return 'refused', removed end
@@ -468,6 +469,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
+        redis.pcall('DECRBY', fence, count) -- nobody has learned of them
       end
     end
   end
@@ -747,7 +749,7 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
   if revoke_from then
     -- The token of the former holder is not the last one any more, as its client can find out.
     if answer > 0 and redis.call('EXISTS', fence) == 1 then redis.pcall('INCRBY', fence, '1') end
-  elseif last_token ~= '' then
+  elseif last_token ~= '' and (last_token ~= '0' or owner == attempt) then
     spare = give_back(fence, last_token, call)
   end
   local ok, state
@@ -756,7 +758,11 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     state = set_holder(lock, fields, kept, kept, token, call.keep_ms)
     ok = not state
   else
-    ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
+    for _ = 1, 2 do
+      ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
+      if state ~= 'refused' then break end
+      redis.pcall('ZREM', queue, '') -- the next write is not the first one: see record_end
+    end
     if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end
   end
   -- A dead waiter may have the lock for its claim: then the former hold is over all the same.

@@ -62,8 +62,9 @@
 --   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
---   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
---                 none was: the counter goes back to it
+--   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or if the
+--                 owner is the attempt, 0 for none: the counter goes back to it if this was the
+--                 owner's last hold
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
 --                 least this, unless a release grants it; default: no token. In a release or
@@ -101,8 +102,8 @@
 --                           grants nothing more
 --            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            -4             refused: the owner has max_depth holds on this side
---            -6             write: not queued, since the owner reads and another reader waits to
---                           write: each would wait for the other
+--            -6             write: refused, since the owner reads and another reader waits to
+--                           write: each would wait for the other. A place of before stays
 --            -7             read: refused, max_readers read or wait
 --            {-8, highest}  quorum, write: refused, this accepted token is not smaller than the
 --                           proposal. A reader gets the larger token as its answer
@@ -111,7 +112,8 @@
 --            0              lost: expired, released, or another owner's. With successor, a second
 --                           delivery is answered as the first one
 --   release  1 + n          released, or held for keep_ms; the owner has n holds left. Waiters that
---                           may enter are admitted
+--                           may enter are admitted; of an owner that waits to read and to write,
+--                           one, and the other at its next poll
 --            0              the attempt held nothing. A second delivery changes nothing
 --            n              force: so many readers, or holds of the writer, were revoked
 --   downgrade
@@ -645,8 +647,8 @@ local function renew(lock, call)
   local field, ends, words = 'read:' .. lock.owner, unexpired(lock.read, call.now)
   if not words or not has(words, lock.attempt) then
     field, ends, words = 'write', unexpired(lock.write, call.now)
-    local writer = words and string.match(words, '^[^ ]+')
-    if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end
+    local writer, attempts = string.match(words or '', '^([^ ]+) (.+)$')
+    if writer ~= lock.owner or not has(attempts, lock.attempt) then return 0 end
   end
   if ends < until_then or call.successor then
     redis.call('HDEL', lock.key, 'read:') -- a full server refuses HSET as the first write
@@ -666,19 +668,21 @@ local function enqueue(lock, place, call)
   if call.verb == 'read' then score = score - 2^52 end
   local is_added = (not is_queued or place == 0)
     and redis.call('ZADD', lock.queue, place == 0 and 'CH' or 'NX', score, lock.entry) == 1
+  local is_new = is_added and not is_queued
   if not is_added or place then
     -- The score is above all marks of ends, so that the oldest of those are found first.
     local seen_until = 2^52 + 61000000 + call.time + call.claim * 1000
     redis.call('ZADD', lock.queue, string.format('%.0f', seen_until), 'seen ' .. lock.attempt)
     -- The queue is kept for a minute: for usual claims, one poll in ten seconds suffices for that.
     local last = is_queued and call.claim <= 30000 and tonumber(lock.scores[3])
-    if last and math.floor(last / 10^7) == math.floor(seen_until / 10^7) then return end
+    if last and math.floor(last / 10^7) == math.floor(seen_until / 10^7) then return is_new end
   end
   local kept = redis.pcall('PEXPIRE', lock.queue, '60000')
   if type(kept) == 'table' then
-    if is_added then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end
+    if is_new then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end
     error(kept)
   end
+  return is_new
 end
 
 -- A hold that is alone is the field `mode`, and ends with the key. When another one comes, it gets
@@ -784,11 +788,11 @@ local function queue_to_write(lock, busy_ms, call)
       end
       upgrade = {'upgrade', math.max(ends, upgrade_ends or 0) .. ' ' .. lock.owner}
     end
-    enqueue(lock, place, call)
+    local is_new = enqueue(lock, place, call)
     local stored = redis.pcall('HSET', lock.key, 'writer_wait_until',
       math.max(ends, lock.wait_until), unpack(upgrade))
     if type(stored) == 'table' then
-      redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt)
+      if is_new then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end
       error(stored)
     end
   end
@@ -1045,7 +1049,6 @@ end
 
 -- Grants the lock to the writer that has waited longest; with `reader`, only to this owner.
 local function admit_writer(lock, reader, call)
-  local token, reserved
   for _ = 1, reader and 1 or 32 do
     local writer = first_writer(lock, call)
     if not writer then
@@ -1054,10 +1057,8 @@ local function admit_writer(lock, reader, call)
       return false
     end
     if reader and writer.owner ~= reader then return false end
-    if reserved ~= writer.tokens then
-      token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, call.token_ttl_ms)
-      reserved = writer.tokens
-    end
+    local token
+    token, lock.no_token = next_tokens(lock.fence, call.minimum, writer.tokens, call.token_ttl_ms)
     if not token then return false end
     call.work = call.work + 10
     local pttl, ends = lock.pttl, call.now + writer.claim_ms
@@ -1071,6 +1072,7 @@ local function admit_writer(lock, reader, call)
       pcall(end_waiting, lock, call)
       return true
     end
+    redis.pcall('DECRBY', lock.fence, writer.tokens) -- nobody has learned of them
     shorten(lock, pttl)
   end
   lock.is_unfinished = lock.is_unfinished or not reader
@@ -1165,17 +1167,21 @@ end
 -- Instead of that, for the only hold of its owner: it stays for a time, and belongs to no attempt,
 -- since a renewal that arrives late must not extend it.
 local function keep_hold(lock, side, _, call)
-  local kept, ends = 'kept-' .. lock.attempt, call.now + call.keep_ms
+  local kept, ends, readers = 'kept-' .. lock.attempt, call.now + call.keep_ms, lock.readers
   redis.call('HDEL', lock.key, 'read:') -- see end_write
   reserve(lock, ends, call)
   if side == 'write' then
     redis.call('HSET', lock.key, 'write', ends .. ' ' .. kept .. ' ' .. kept)
   else
+    -- It may have been kept before, if a late delivery granted it again since.
+    local earlier = redis.call('HGET', lock.key, 'read:' .. kept)
+    ends = math.max(ends, unexpired(earlier, call.now) or 0)
     redis.call('HSET', lock.key, 'read:' .. kept, ends .. ' ' .. kept)
     redis.call('HDEL', lock.key, 'read:' .. lock.owner)
+    if earlier then readers = redis.call('HINCRBY', lock.key, 'readers', -1) end
   end
   -- If this is refused, the key lasts longer than the hold, which has its own end.
-  if side == 'write' or lock.readers == 1 then pcall(shorten, lock, math.max(call.keep_ms, 10)) end
+  if side == 'write' or readers == 1 then pcall(shorten, lock, math.max(ends - call.now, 10)) end
 end
 
 -- ------------------------------------------------------------------------------------- read, write
@@ -1489,7 +1495,9 @@ local function release(lock, call)
   if writes.is_held then
     ending(lock, 'write', writes, call)
     local is_over = writes.left == 0 and lock.readers == 0
-    if is_over and lock.number then give_back(lock.fence, lock.number, call) end
+    if is_over and lock.number and (lock.number ~= '0' or lock.owner == lock.attempt) then
+      give_back(lock.fence, lock.number, call)
+    end
   end
   if reads.is_held then ending(lock, 'read', reads, call) end
   admit_next(lock, call)

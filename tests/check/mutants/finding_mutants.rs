@@ -109,4 +109,42 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         )],
         test: "cluster::slots::cluster_lock_that_a_call_deletes_while_its_slot_moves_is_no_lasting_error",
     },
+    TestMutant {
+        name: "former-writer-renews-by-its-name",
+        edits: &[edit(
+            "lua/rwlock.lua",
+            "if writer ~= lock.owner or not has(attempts, lock.attempt) then return 0 end",
+            "if writer ~= lock.owner or not has(words, lock.attempt) then return 0 end",
+        )],
+        test: "scripts::vectors::vectors_get_their_answers",
+    },
+    TestMutant {
+        name: "nested-hold-gives-back-the-outer-ones-tokens",
+        edits: &[edit(
+            "lua/reentrant.lua",
+            "elseif last_token ~= '' and (last_token ~= '0' or owner == attempt) then",
+            "elseif last_token ~= '' then",
+        )],
+        test: "scripts::vectors::vectors_get_their_answers",
+    },
+    TestMutant {
+        name: "full-server-frees-a-lock-that-was-waited-for",
+        edits: &[edit("lua/mutex.lua", "if state ~= 'refused' then break end", "if state then break end")],
+        test: "scripts::full_server::lock_is_handed_over_on_full_server",
+    },
+    TestMutant {
+        name: "poll-without-a-right-loses-its-place",
+        edits: &[edit(
+            "lua/rwlock.lua",
+            "      if is_new then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end\n      \
+             error(stored)",
+            "      redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt)\n      error(stored)",
+        )],
+        test: "scripts::missing_rights::refused_command_leaves_no_key_without_ttl_and_no_grant",
+    },
+    TestMutant {
+        name: "reader-that-is-kept-twice-counts-twice",
+        edits: &[edit("lua/rwlock.lua", "if earlier then readers =", "if false then readers =")],
+        test: "scripts::vectors::vectors_get_their_answers",
+    },
 ];

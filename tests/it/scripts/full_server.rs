@@ -99,3 +99,24 @@ async fn polls_of_a_full_server_are_refused() {
         client.flush().await;
     }
 }
+
+/// A full server refuses only the first write of a script: one before that of the token, even of
+/// nothing, is enough.
+#[tokio::test]
+async fn lock_is_handed_over_on_full_server() {
+    let server = Server::start().await;
+    let client = Client::of(&server).await;
+    for acquire in Acquire::all(&ALL) {
+        assert!(matches!(acquire.fenced("o", "holder", 100).send(&client).await, Final(1..)), "{acquire:?}");
+        let waiter = acquire.fenced("p", "waiter", 100).with("claim_ms", "5000");
+        if !matches!(waiter.send(&client).await, Busy) {
+            client.flush().await;
+            continue; // a second reader
+        }
+        client.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        assert_eq!(acquire.release("o", "holder").send(&client).await, Final(1), "{acquire:?}");
+        assert_eq!(client.run::<u64>(&["EXISTS", KEYS[0]]).await, 1, "{acquire:?}: the lock is free");
+        client.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        client.flush().await;
+    }
+}

@@ -87,8 +87,8 @@ pub async fn limited(server: &Server, client: &Client, without: &str) -> Client 
 }
 
 /// Without one command after the other: every key has a TTL, no refusal stands for the missing
-/// right, and an acquire that fails leaves no hold of its attempt. A release that fails leaves the
-/// hold and its tokens.
+/// right, and an acquire that fails leaves no hold of its attempt, but its place in the queue. A
+/// release that fails leaves the hold and its tokens.
 #[tokio::test]
 async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
     let server = Server::start().await;
@@ -106,6 +106,11 @@ async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
                     let before = held().await;
                     let counter = async || client.run::<Option<u64>>(&["GET", KEYS[2]]).await;
                     let last = counter().await;
+                    let waits = async || {
+                        let queue: Vec<String> = client.run(&["ZRANGE", KEYS[1], "0", "-1"]).await;
+                        queue.iter().any(|entry| entry.starts_with("a "))
+                    };
+                    let is_queued = waits().await;
                     let answer = request.try_send(&limited).await;
                     let what =
                         format!("without {command}: {acquire:?}, {lock:?}, {}: {answer:?}", request.title());
@@ -118,6 +123,9 @@ async fn refused_command_leaves_no_key_without_ttl_and_no_grant() {
                     }
                     if answer.is_err() && before && !held().await {
                         wrong.push(format!("{what}: the hold is gone"));
+                    }
+                    if answer.is_err() && is_queued && !waits().await {
+                        wrong.push(format!("{what}: the place is gone"));
                     }
                     if answer.is_err() && before && counter().await < last {
                         wrong.push(format!("{what}: the counter went back"));

@@ -82,7 +82,7 @@ const UNREACHED: &[(&str, &[&str], &[&str])] = &[
             "for _, i in ipairs(left) do answers[i] = to_answer(false, clock) end",
             "if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply) end",
             "if type(kept) == 'table' then",
-            "if is_added then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end",
+            "if is_new then redis.call('ZREM', lock.queue, lock.entry, 'seen ' .. lock.attempt) end",
             "if type(stored) == 'table' then",
             "if lock.pttl == -2 then redis.call('DEL', lock.key) end",
             "if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end",
