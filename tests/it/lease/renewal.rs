@@ -1,14 +1,15 @@
 //! Renewals: 10,000 leases at a time, short leases, and the minimum token of a client that only
 //! renews.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::Locks;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::support::{
-    AnyGuard, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, renewed_by, soon, ttl,
+    AnyGuard, Deployment, Kind, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, eventually, renewed_by,
+    soon, ttl,
 };
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
@@ -183,14 +184,14 @@ async fn a_renewal_that_is_sent_late_does_not_exceed_max_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn leases_of_100_ms_survive_one_slow_renewal() {
     const ROUNDS: u32 = 20;
-    /// A machine that stalls for longer may lose a lease of 100 ms.
+    /// A machine that stalls for longer may lose a lease of 100 ms: such rounds are not judged.
     const STALL: Duration = Duration::from_millis(15);
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let locks = Locks::builder().server(proxy.url()).options(ttl(100)).connect().await.unwrap();
     let lock = locks.mutex("short").unwrap();
-    let (mut lost, mut excused) = (0, 0);
-    for _ in 0..ROUNDS {
+    let (start, mut judged, mut lost) = (Instant::now(), 0, 0);
+    while judged < ROUNDS && start.elapsed() < LONGEST_WAIT / 4 {
         let round = Stopwatch::start();
         let guard = lock.lock().await.unwrap();
         let renewals = async |more: u64| {
@@ -203,15 +204,15 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
         tokio::time::sleep(Duration::from_millis(63)).await;
         proxy.hold_replies(false);
         renewals(3).await;
-        if guard.lease().is_lost() {
-            let round = round.stop();
-            let is_excused = round.elapsed() - round.undisturbed() > STALL;
-            if is_excused { excused += 1 } else { lost += 1 }
+        let round = round.stop();
+        if round.elapsed() - round.undisturbed() <= STALL {
+            judged += 1;
+            lost += u32::from(guard.lease().is_lost());
         }
         let _lost_or_not = guard.release().await;
     }
-    println!("FIG {lost} of {ROUNDS} leases of 100 ms were lost, and {excused} in a stall");
-    assert!(lost <= ROUNDS / 2, "{lost} of {ROUNDS} were lost");
+    println!("FIG {lost} of {judged} leases of 100 ms were lost");
+    assert!(lost <= judged / 2, "{lost} of {judged} were lost");
     drop((lock, locks));
     proxy.outlive_clients().await;
 }
