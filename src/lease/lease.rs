@@ -250,7 +250,8 @@ impl Lease {
     }
 
     /// Moves the deadline to what a renewal promises that was sent at `sent`, and never beyond the
-    /// longest hold. False if it is too late.
+    /// longest hold. False if it is too late. It wakes no task, so it may be called under a lock;
+    /// [`wake_waiters`](Lease::wake_waiters) follows.
     ///
     /// A is to renew for the last 100 ms of its longest hold, but sends that request 50 ms late.
     /// The next one is for what is left then, and makes the key expire where the longest hold ends:
@@ -260,8 +261,13 @@ impl Lease {
         let until = self.longest_until().map_or(until, |longest| until.min(longest));
         let extended = self.0.deadline.extend(until);
         self.0.is_renewing.store(false, Ordering::Relaxed);
-        self.0.notify.notify_waiters();
         extended
+    }
+
+    /// Those that wait for its end see the new deadline. Not under a lock: a waker may poll the
+    /// task, which may use this client.
+    pub(super) fn wake_waiters(&self) {
+        self.0.notify.notify_waiters();
     }
 
     /// A renewal is sent: if it is in time, a loss is not the fault of this process. Called under

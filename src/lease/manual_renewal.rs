@@ -110,6 +110,7 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
         _ if lease.entry().has_ended.load(Ordering::Relaxed) => drop(schedule),
         LeaseState::Held if lease.extend(sent, ttl) => {
             drop(schedule);
+            lease.wake_waiters();
             let what = (lease.name(), lease.kind().name, || lease.owner());
             reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
         }

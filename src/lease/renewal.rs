@@ -118,6 +118,8 @@ impl Keeper {
                     }
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, sent, &self.notify);
+                        drop(schedule);
+                        lease.wake_waiters();
                         let what = (lease.name(), lease.kind().name, || lease.owner());
                         reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
                     }
@@ -221,10 +223,10 @@ impl Keeper {
             given_up = schedule.schedule_release(pending, now + RELEASE_PAUSE);
         }
         ended.into_iter().for_each(|number| schedule.end_release(number, has_failed));
-        if ended.is_some() || given_up.is_some() {
-            self.settled.notify_waiters();
-        }
         drop(schedule);
+        if ended.is_some() || given_up.is_some() {
+            self.settled.notify_waiters(); // not under the lock: it runs wakers
+        }
         reports.push(Box::new(move || {
             log_given_up(given_up);
             if is_released {

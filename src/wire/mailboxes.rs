@@ -106,9 +106,9 @@ impl Mailboxes {
 
     /// Makes the waiter with this id poll.
     pub(super) fn notify(&self, id: Uuid) {
-        if let Some(slot) = self.slots.lock().get(&id) {
-            slot.notify.notify_one();
-        }
+        let slot = self.slots.lock().get(&id).cloned();
+        // Not under the lock: it runs a waker.
+        slot.into_iter().for_each(|slot| slot.notify.notify_one());
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
@@ -142,9 +142,8 @@ impl Mailboxes {
 
     /// Makes all waiters poll: messages may have been missed.
     pub(super) fn notify_all(&self) {
-        for slot in self.slots.lock().values() {
-            slot.notify.notify_one();
-        }
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        slots.iter().for_each(|slot| slot.notify.notify_one()); // as in `notify`
     }
 }
 

@@ -2,3 +2,4 @@
 
 mod end;
 mod renewal;
+mod wakers;
