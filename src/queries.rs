@@ -138,17 +138,14 @@ impl NamedLock {
         let attempt = self.request(kind, None).attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let call = attempt.force(holder);
+        let _revoked = Revoked(self);
         let deciding = pin!(decide(&self.client, &attempt, &call, false));
         let Some(decision) = self.client.with_runtime(deciding).await else {
             return Err(Error::RuntimeEnded { context });
         };
         let decision = decision.map_err(|failure| self.client.error(failure, context.clone()))?;
         match decision.answer {
-            Answer::Final(0) => Ok(false),
-            Answer::Final(1..) => {
-                self.client.end_turn(&self.name);
-                Ok(true)
-            }
+            Answer::Final(revoked @ 0..) => Ok(revoked > 0),
             _ => Err(self.client.refusal(&attempt, &decision.reply, context)),
         }
     }
@@ -165,5 +162,15 @@ impl NamedLock {
             text.field("owner", owner);
         }
         text.field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// A request to revoke the lock, which may have been served also if its reply was lost or nobody
+/// waits for it.
+struct Revoked<'a>(&'a NamedLock);
+
+impl Drop for Revoked<'_> {
+    fn drop(&mut self) {
+        self.0.client.note_revoked(&self.0.name);
     }
 }

@@ -178,9 +178,10 @@ impl Client {
         alive.await.is_err()
     }
 
-    /// The lock was revoked: no task of this client receives or joins its hold from now on.
-    pub(crate) fn end_turn(&self, name: &Name) {
-        [&self.local_queues, &self.joint_queues].into_iter().for_each(|queues| queues.end_turn(name));
+    /// Holds of the lock may have been revoked: no task of this client receives or joins one that
+    /// was granted before now.
+    pub(crate) fn note_revoked(&self, name: &Name) {
+        [&self.local_queues, &self.joint_queues].into_iter().for_each(|queues| queues.note_revoked(name));
     }
 
     /// Whether this task or thread holds the lock, as far as that is known at little cost.

@@ -79,7 +79,8 @@ struct GroupState {
     /// before they run.
     expects_waiters: bool,
     is_leaked: bool,
-    /// No more tasks join it: they may have found it before its turn was ended.
+    /// No more tasks join it: they may have found it before its turn was ended, or before it was
+    /// known that it is revoked.
     has_ended: bool,
 }
 
@@ -299,8 +300,9 @@ impl Group {
         let until = now + turn.min(lease.until().since(now) / 4);
         let mut members = Slab::new();
         let place = members.insert(Caller::current());
-        let waited_for = front.filter(|front| front.has_waiters_behind());
-        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
+        let has_ended = client.joint_queues.may_be_revoked(lease.name(), lease.counts_from());
+        let waited_for = front.filter(|front| !has_ended && front.has_waiters_behind());
+        let [expects_waiters, is_leaked] = [waited_for.is_some(), false];
         let state =
             Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
         let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::turn::Turn;
+use crate::clock::Moment;
 use crate::guarded::Guarded;
 use crate::name::Name;
 
@@ -37,6 +38,8 @@ struct Recent {
     competition: u8,
     /// The largest token that the server has granted.
     last_token: u64,
+    /// When this client last revoked a hold.
+    revoked_at: Option<Moment>,
 }
 
 #[derive(Default)]
@@ -172,7 +175,19 @@ impl LocalQueues {
         }
     }
 
-    /// Ends the turn of this client, as if its time were over: what it holds may be revoked.
+    /// What this client holds may have been revoked: ends its turn. A hold that was granted before,
+    /// and of which it has yet to learn, begins none.
+    pub(super) fn note_revoked(&self, name: &Name) {
+        self.0.lock().recent(name).revoked_at = Some(Moment::now());
+        self.end_turn(name);
+    }
+
+    /// Whether a hold whose time counts from then may have been revoked by this client.
+    pub(super) fn may_be_revoked(&self, name: &Name, counts_from: Moment) -> bool {
+        self.0.lock().recent(name).revoked_at.is_some_and(|revoked_at| counts_from <= revoked_at)
+    }
+
+    /// Ends the turn of this client, as if its time were over.
     pub(super) fn end_turn(&self, name: &Name) {
         let (turn, shared_turn) = {
             let local_queues = self.0.lock();

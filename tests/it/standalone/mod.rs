@@ -8,6 +8,7 @@ pub mod reconnections;
 mod request_queue;
 mod reserved_tokens;
 mod restored_queue;
+mod revoked_turns;
 mod script_loading;
 mod time_limits;
 mod wakeups;

@@ -19,7 +19,7 @@ mod renewing;
 mod run;
 mod rw_modes;
 mod several;
-mod shared_reads;
+pub mod shared_reads;
 mod tickets;
 mod unknown_outcomes;
 mod upgrades;

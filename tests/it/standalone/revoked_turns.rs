@@ -1,0 +1,76 @@
+//! A client revokes a lock while the grant of one of its own tasks is on the way to that task.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::suite::local_turns::{Locking, contended, waiting};
+use crate::suite::shared_reads;
+use crate::support::{AnyLock, Kind, Server, patient, soon};
+
+/// Polls a call that waits until the server has queued it.
+async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
+    let queue = format!("{{{}}}:waiters", lock.key());
+    let queues = async {
+        while server.waiters(&queue).await == 0 {
+            assert!(poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await.is_pending());
+        }
+    };
+    soon("the call queues", queues).await;
+}
+
+/// The message with the grant arrives before the lock is revoked, and the task runs after it: no
+/// other task receives its hold, which the server does not have any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_revoked_before_its_task_runs_is_not_passed_on() {
+    let server = Server::start().await;
+    let options = patient().local_turn(Duration::from_secs(7));
+    let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
+    for kind in [Kind::Mutex, Kind::Write] {
+        let (lock, rival) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
+        contended(&lock).await.release().await.unwrap();
+        let held = rival.lock().await.unwrap();
+        let mut first = waiting(&lock).await;
+        queued(&server, &lock, &mut first).await;
+        let second = waiting(&lock).await;
+        held.release().await.unwrap();
+        assert!(lock.force_release().await.unwrap(), "the first one has it");
+        let first = soon("the first one learns of its grant", first).await.unwrap();
+        // Only a machine that stood still for a second asks the server once more.
+        let _revoked = first.release().await;
+        let second = soon("the second one acquires", second).await.unwrap();
+        assert!(
+            server.run::<bool>(&["EXISTS", lock.key()]).await,
+            "{kind:?}: another task has a revoked hold"
+        );
+        second.release().await.unwrap();
+    }
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_revoked_before_its_task_runs_is_not_joined() {
+    let server = Server::start().await;
+    let options = patient().local_turn(Duration::from_secs(7));
+    let locks = server.locks_with(options.clone()).await;
+    let rival = server.locks_with(options).await.rwlock("x").unwrap();
+    let lock = locks.rwlock("x").unwrap();
+    let held = rival.write().await.unwrap();
+    let mut first = shared_reads::waiting(&lock).await;
+    let queues = async {
+        while server.waiters("{lock:x}:waiters").await == 0 {
+            assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
+        }
+    };
+    soon("the reader queues", queues).await;
+    held.release().await.unwrap();
+    assert!(lock.force_release_read().await.unwrap(), "the reader has it");
+    let first = soon("the reader learns of its grant", first).await.unwrap();
+    let second = soon("another one reads", lock.read()).await.unwrap();
+    assert!(server.run::<bool>(&["EXISTS", "lock:x"]).await, "another task reads by a revoked hold");
+    let _revoked = first.release().await;
+    second.release().await.unwrap();
+    drop((locks, lock, rival));
+    server.assert_nothing_left().await;
+}
