@@ -21,7 +21,8 @@ pub struct Inspection {
     pub holders: Vec<Holder>,
     /// The number of queued clients. Tasks of one client queue inside the client and count once.
     pub waiters: u64,
-    /// The last token granted, if the server remembers one.
+    /// The last token granted, if the server remembers one; or a later one that is reserved for
+    /// tasks of the holder's [client](crate::Options::local_turn).
     pub fencing_token: Option<FencingToken>,
 }
 
@@ -72,7 +73,8 @@ pub struct RwInspection {
     pub waiting_writers: u64,
     /// The number of waiters queued to read.
     pub waiting_readers: u64,
-    /// The last token granted, if the server remembers one.
+    /// The last token granted, if the server remembers one; or a later one that is reserved for
+    /// tasks of the holder's [client](crate::Options::local_turn).
     pub fencing_token: Option<FencingToken>,
 }
 

@@ -16,6 +16,9 @@ const LONGEST_ATTEMPT: usize = 128;
 /// No token is larger: see [`FencingToken`].
 const LARGEST_TOKEN: u64 = (1 << 53) - 1;
 
+/// A grant reserves at most 1,000.
+const MOST_SPARE_TOKENS: u32 = 999;
+
 /// A hold without a guard, on its way to another task, process or service.
 ///
 /// A guard becomes a ticket by `into_ticket`, for instance
@@ -53,7 +56,15 @@ pub struct Ticket {
     owner: Option<Owner>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<FencingToken>,
+    /// How many tokens after that one are reserved for the hold.
+    #[serde(skip_serializing_if = "is_zero")]
+    spare_tokens: u32,
     left_ms: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Ticket {
@@ -62,11 +73,19 @@ impl Ticket {
         kind: &'static str,
         attempt: String,
         owner: Option<Owner>,
-        token: Option<FencingToken>,
+        (token, spare_tokens): (Option<FencingToken>, u32),
         left: Duration,
     ) -> Ticket {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Ticket { name: name.to_owned(), kind: Cow::Borrowed(kind), attempt, owner, token, left_ms }
+        Ticket {
+            name: name.to_owned(),
+            kind: Cow::Borrowed(kind),
+            attempt,
+            owner,
+            token,
+            spare_tokens,
+            left_ms,
+        }
     }
 
     /// Returns the name of the lock, without its client's prefix.
@@ -104,6 +123,10 @@ impl Ticket {
     pub(crate) fn attempt(&self) -> &str {
         &self.attempt
     }
+
+    pub(crate) fn spare_tokens(&self) -> u32 {
+        self.spare_tokens
+    }
 }
 
 /// Shows only the start of the attempt and of the owner: with them, a program can adopt the hold.
@@ -129,6 +152,8 @@ struct Fields {
     attempt: String,
     owner: Option<String>,
     token: Option<u64>,
+    #[serde(default)]
+    spare_tokens: u32,
     left_ms: u64,
 }
 
@@ -144,7 +169,7 @@ impl TryFrom<Fields> for Ticket {
     type Error = TicketError;
 
     fn try_from(fields: Fields) -> Result<Ticket, TicketError> {
-        let Fields { name, kind, attempt, owner, token, left_ms } = fields;
+        let Fields { name, kind, attempt, owner, token, spare_tokens, left_ms } = fields;
         let wrong = |field, rule| Err(TicketError { field, rule });
         if name.is_empty() {
             return wrong("name", "is empty");
@@ -167,6 +192,9 @@ impl TryFrom<Fields> for Ticket {
         if !has_token {
             return wrong("token", "is from 1 to 2^53 - 1");
         }
-        Ok(Ticket { name, kind: Cow::Borrowed(kind), attempt, owner, token, left_ms })
+        if spare_tokens > MOST_SPARE_TOKENS || token.is_none() && spare_tokens > 0 {
+            return wrong("spare_tokens", "is at most 999, and 0 without a token");
+        }
+        Ok(Ticket { name, kind: Cow::Borrowed(kind), attempt, owner, token, spare_tokens, left_ms })
     }
 }

@@ -34,7 +34,8 @@ impl OwnedLease {
         let attempt = lease.attempt();
         let owner = attempt.kind.has_owner.then(|| Owner::from_word(&attempt.owner()).ok()).flatten();
         let (name, kind) = (lease.name().as_str(), attempt.kind.name);
-        Ok(Ticket::new(name, kind, attempt.text(), owner, lease.fencing_token(), left))
+        let tokens = (lease.fencing_token(), attempt.spare_tokens());
+        Ok(Ticket::new(name, kind, attempt.text(), owner, tokens, left))
     }
 }
 
@@ -57,8 +58,10 @@ pub(crate) async fn adopt(request: &LockRequest, ticket: &Ticket) -> Result<Owne
 async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {
     let client = &request.client;
     let context = || client.context(Operation::Adopt, &request.name);
-    let mut guard = AttemptGuard::new(request, 1);
+    let mut guard = AttemptGuard::new(request, 1 + ticket.spare_tokens());
     let attempt = Arc::clone(&guard.attempt);
+    // Used, whatever becomes of this: a release takes back what follows it.
+    attempt.note_token(ticket.fencing_token());
     let call = attempt.adopt(ticket.attempt());
     // From here on, what the attempt gets is released if this fails or is dropped.
     guard.before_send();

@@ -107,6 +107,14 @@ struct ReservedTokens {
     passes_left: AtomicU32,
 }
 
+impl ReservedTokens {
+    fn copied(&self) -> ReservedTokens {
+        let (last, passes_left) =
+            (self.last.load(Ordering::Relaxed), self.passes_left.load(Ordering::Relaxed));
+        ReservedTokens { count: self.count, last: last.into(), passes_left: passes_left.into() }
+    }
+}
+
 impl Attempt {
     /// Without an owner, the attempt itself is the owner.
     pub(crate) fn new(
@@ -150,7 +158,7 @@ impl Attempt {
         let (name, owner, id, origin) =
             (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
         let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        let (reserved, held_since) = (ReservedTokens::default(), self.held_since.clone());
+        let (reserved, held_since) = (self.reserved.copied(), self.held_since.clone());
         let is_idle = AtomicBool::new(false);
         Attempt {
             kind,
@@ -299,6 +307,11 @@ impl Attempt {
     /// The last reserved token that was used, if several were reserved.
     pub(super) fn last_token(&self) -> Option<u64> {
         Some(self.reserved.last.load(Ordering::Relaxed)).filter(|last| *last > 0)
+    }
+
+    /// How many of the reserved tokens follow the last one that was used.
+    pub(super) fn spare_tokens(&self) -> u32 {
+        self.reserved.passes_left.load(Ordering::Relaxed)
     }
 
     /// What a release says of the reserved tokens: the last one that was used; 0 if no task has

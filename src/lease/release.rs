@@ -185,7 +185,8 @@ pub(super) async fn release(
     }
 }
 
-/// A node whose last token is still that of this lease has had no other holder since.
+/// A node whose last token is still that of this lease has had no other holder since; or the last
+/// one that was reserved with it, which a hold to read does not give back.
 async fn check_for_later_holders(
     client: &Client,
     attempt: &Attempt,
@@ -195,9 +196,10 @@ async fn check_for_later_holders(
     let Some(token) = token.filter(|_| !tally.unknown.is_empty()) else { return };
     let call = attempt.inspect();
     let votes = client.nodes.ask(&call, tally.unknown, &Arc::default(), WaitFor::All).await;
+    let own = [token.get(), token.get() + u64::from(attempt.spare_tokens())];
     for (node, outcome) in votes.received {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
-        if texts.get(1).and_then(|last| last.parse().ok()) == Some(token.get()) {
+        if texts.get(1).and_then(|last| last.parse().ok()).is_some_and(|last| own.contains(&last)) {
             tally.unknown = tally.unknown.without(NodeSet::of([node]));
             tally.released = tally.released.with(node);
         }

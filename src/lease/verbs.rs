@@ -55,7 +55,7 @@ impl Attempt {
             .with_depth(queued_as(call, entry))
             .shared(self.options.grant_within.map(Word::Until))
             .shared(self.token_ttl())
-            .shared(self.capacity().or_else(|| self.reserved_tokens()))
+            .shared(if self.kind.capacity.is_some() { self.capacity() } else { self.reserved_tokens() })
             .shared(Word::All)
             .shared(purpose)
             .replicated(self.options.wants_replicas());

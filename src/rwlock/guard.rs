@@ -39,7 +39,7 @@ impl RwLockReadGuard {
     }
 
     /// Releases this hold and waits until that is done. It returns at once while other tasks of
-    /// this client [share the hold](crate::Options::local_turn).
+    /// this client [share the hold](crate::Options::local_turn), or are about to join it.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was lost before; another client may have written meanwhile.

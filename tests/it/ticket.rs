@@ -28,7 +28,7 @@ fn a_ticket_that_breaks_a_rule_is_refused_by_its_field() {
     assert_eq!(read.owner(), Some(&Owner::from_word("o").unwrap()));
     let longest = "a".repeat(128);
     assert!(with("attempt", json!(longest)).is_ok() && with("token", Value::Null).is_ok());
-    assert!(with("token", json!((1u64 << 53) - 1)).is_ok());
+    assert!(with("token", json!((1u64 << 53) - 1)).is_ok() && with("spare_tokens", json!(999)).is_ok());
     for (field, value) in [
         ("name", json!("")),
         ("kind", json!("latch")),
@@ -41,6 +41,7 @@ fn a_ticket_that_breaks_a_rule_is_refused_by_its_field() {
         ("owner", json!("mode")),
         ("token", json!(0)),
         ("token", json!(1u64 << 53)),
+        ("spare_tokens", json!(1_000)),
     ] {
         let error = with(field, value.clone()).expect_err(&format!("{field}: {value}"));
         let named = if value == "mutex" { "owner" } else { field };

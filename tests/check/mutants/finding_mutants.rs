@@ -147,4 +147,70 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         edits: &[edit("lua/rwlock.lua", "if earlier then readers =", "if false then readers =")],
         test: "scripts::vectors::vectors_get_their_answers",
     },
+    TestMutant {
+        name: "end-of-a-release-wakes-under-the-lock",
+        edits: &[edit(
+            "src/lease/renewal.rs",
+            "        drop(schedule);\n        if ended.is_some() || given_up.is_some() {\n            \
+             self.settled.notify_waiters(); // not under the lock: it runs wakers\n        }\n",
+            "        if ended.is_some() || given_up.is_some() {\n            \
+             self.settled.notify_waiters();\n        }\n        drop(schedule);\n",
+        )],
+        test: "lease::wakers::the_end_of_a_release_wakes_tasks_outside_of_all_locks",
+    },
+    TestMutant {
+        name: "renewal-wakes-under-the-lock",
+        edits: &[edit(
+            "src/lease/renewal.rs",
+            "                        drop(schedule);\n                        lease.wake_waiters();\n",
+            "                        lease.wake_waiters();\n                        drop(schedule);\n",
+        )],
+        test: "lease::wakers::a_renewal_wakes_tasks_outside_of_all_locks",
+    },
+    TestMutant {
+        name: "hold-passed-although-it-was-revoked-on-its-way",
+        edits: &[edit(
+            "src/lease/owned_lease.rs",
+            "            && !request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from());\n",
+            ";\n",
+        )],
+        test: "standalone::revoked_turns::a_hold_that_is_revoked_before_its_task_runs_is_not_passed_on",
+    },
+    TestMutant {
+        name: "hold-joined-although-it-was-revoked-on-its-way",
+        edits: &[edit(
+            "src/lease/joint_hold.rs",
+            "client.joint_queues.may_be_revoked(lease.name(), lease.counts_from());",
+            "false;",
+        )],
+        test: "standalone::revoked_turns::a_hold_that_is_revoked_before_its_task_runs_is_not_joined",
+    },
+    TestMutant {
+        name: "converted-hold-forgets-its-place",
+        edits: &[edit(
+            "src/lease/attempt.rs",
+            "(self.reserved.copied(), self.held_since.clone())",
+            "(ReservedTokens::default(), self.held_since.clone())",
+        )],
+        test: "quorum::queue::quorum_writer_that_reads_now_leaves_the_queue_of_a_node",
+    },
+    TestMutant {
+        name: "converted-hold-forgets-what-it-reserved",
+        edits: &[edit(
+            "src/lease/release.rs",
+            "[token.get(), token.get() + u64::from(attempt.spare_tokens())]",
+            "[token.get(), token.get()]",
+        )],
+        test: "standalone::reserved_tokens::the_lost_release_of_a_converted_hold_has_released_it",
+    },
+    TestMutant {
+        name: "adopted-hold-forgets-what-was-reserved",
+        edits: &[edit("src/lease/adoption.rs", "1 + ticket.spare_tokens()", "1")],
+        test: "standalone::reserved_tokens::the_next_attempt_gives_back_what_the_former_has_reserved",
+    },
+    TestMutant {
+        name: "dropped-adoption-takes-a-used-token-back",
+        edits: &[edit("src/lease/adoption.rs", "attempt.note_token(ticket.fencing_token());", "")],
+        test: "standalone::reserved_tokens::a_dropped_adoption_takes_no_used_token_back",
+    },
 ];

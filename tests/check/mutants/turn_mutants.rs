@@ -13,11 +13,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "tokens-not-reserved",
-        edits: &[edit(
-            "src/lease/verbs.rs",
-            "self.capacity().or_else(|| self.reserved_tokens())",
-            "self.capacity()",
-        )],
+        edits: &[edit("src/lease/verbs.rs", "else { self.reserved_tokens() }", "else { None }")],
         test: PASSED,
     },
     TestMutant {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use redlatch::{Locks, Options};
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options};
-use crate::support::{Stopwatch, eventually, soon};
+use crate::suite::local_turns::contended;
+use crate::support::{AnyGuard, Kind, Stopwatch, eventually, patient, soon};
 
 /// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
 const NEVER: Duration = Duration::from_secs(10);
@@ -236,5 +237,33 @@ async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
         quorum.resume(0b01101);
         eventually("the lock is free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
     }
+    quorum.finish().await;
+}
+
+/// A writer that reserves tokens waits in the queue of a node that has another holder, and is
+/// granted the lock by the others. After a downgrade it leaves that queue all the same: its place
+/// there is named by what it has reserved.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_writer_that_reads_now_leaves_the_queue_of_a_node() {
+    let quorum = Quorum::start(3).await;
+    let alone = quorum.servers[2].locks_with(patient()).await.rwlock("x").unwrap();
+    let options = patient().local_turn(Duration::from_secs(7));
+    let lock = quorum.lock(Kind::Write, "x", options).await;
+    let elsewhere = alone.write().await.unwrap();
+    contended(&lock).await.release().await.unwrap();
+    let rival = quorum.lock(Kind::Write, "x", patient()).await;
+    let held = rival.lock().await.unwrap();
+    let waiting = lock.clone();
+    let granted = tokio::spawn(async move { soon("the others grant it the lock", waiting.lock()).await });
+    quorum.queued(0b011, &lock, 1).await;
+    let queue = "{lock:x}:waiters";
+    held.release().await.unwrap();
+    let AnyGuard::Write(guard) = granted.await.unwrap().unwrap() else { panic!("it writes") };
+    let entries: Vec<String> = quorum.servers[2].run(&["ZRANGE", queue, "0", "-1"]).await;
+    assert!(entries.iter().any(|entry| entry.ends_with(" 1000")), "{entries:?}");
+    guard.downgrade().await.unwrap().release().await.unwrap();
+    eventually("its place is gone", || async { quorum.servers[2].waiters(queue).await == 0 }).await;
+    elsewhere.release().await.unwrap();
+    drop((lock, rival, alone));
     quorum.finish().await;
 }

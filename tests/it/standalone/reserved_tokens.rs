@@ -4,10 +4,10 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use redlatch::Wakeups;
+use redlatch::{Locks, Wakeups};
 
 use crate::suite::local_turns::{contended, waiting};
-use crate::support::{AnyLock, LONGEST_WAIT, Server, eventually, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, soon};
 
 /// A counter that is lost is rebuilt from the server's clock. So a client whose counter is ahead of
 /// that clock reserves nothing, also if no task has waited for the lock for a moment.
@@ -118,5 +118,95 @@ async fn dropped_waiters_give_back_what_their_grants_reserved() {
     assert!(reserved > 500 * calls, "only {reserved} tokens were reserved for {calls} calls");
     assert!(used <= 2 * calls, "{used} tokens are gone after {calls} calls");
     drop((holder, others));
+    server.assert_nothing_left().await;
+}
+
+/// The reply to a release is lost, of a hold that has become one to read, or another attempt's. The
+/// server has released it: the counter shows that no other client was granted the lock since.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lost_release_of_a_converted_hold_has_released_it() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = patient().local_turn(Duration::from_secs(7));
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    for (lost, name) in ["read", "adopted", "read-adopted"].into_iter().enumerate() {
+        let write = locks.rwlock(name).unwrap();
+        let guard = contended(&AnyLock::Write(write.clone())).await;
+        let counter: u64 = server.run(&["GET", &format!("{{lock:{name}}}:fence")]).await;
+        assert!(counter > guard.token(), "{name}: tokens were reserved");
+        let AnyGuard::Write(guard) = guard else { panic!("{guard:?}") };
+        let released = match name {
+            "read" => {
+                let guard = guard.downgrade().await.unwrap();
+                proxy.lose_next_reply();
+                guard.release().await
+            }
+            "adopted" => {
+                let guard = write.adopt_write(&guard.into_ticket().unwrap()).await.unwrap();
+                proxy.lose_next_reply();
+                guard.release().await
+            }
+            _ => {
+                let ticket = guard.downgrade().await.unwrap().into_ticket().unwrap();
+                let guard = write.adopt_read(&ticket).await.unwrap();
+                proxy.lose_next_reply();
+                guard.release().await
+            }
+        };
+        assert_eq!(proxy.lost(), lost + 1, "{name}");
+        released.unwrap();
+    }
+    drop(locks);
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
+
+/// The attempt that adopts a hold gives back what the former one has reserved, but not the token
+/// that it has used.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_attempt_gives_back_what_the_former_has_reserved() {
+    let server = Server::start().await;
+    let locks = server.locks_with(patient().local_turn(Duration::from_secs(7))).await;
+    for kind in [Kind::Mutex, Kind::Write] {
+        let lock = kind.lock(&locks, kind.name());
+        let guard = contended(&lock).await;
+        let token = guard.token();
+        let guard = lock.adopt(&guard.into_ticket().unwrap()).await.unwrap();
+        assert_eq!(guard.token(), token, "{kind:?}");
+        guard.release().await.unwrap();
+        let counter: u64 = server.run(&["GET", &format!("{{{}}}:fence", lock.key())]).await;
+        assert_eq!(counter, token, "{kind:?}");
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// A call that adopts a hold is dropped while its reply is on the way: its release does not know of
+/// the hold, and must not take back the token that the former attempt has used.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_adoption_takes_no_used_token_back() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = patient().local_turn(Duration::from_secs(7));
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    for kind in [Kind::Mutex, Kind::Write] {
+        let lock = kind.lock(&locks, kind.name());
+        let guard = contended(&lock).await;
+        let token = guard.token();
+        let ticket = guard.into_ticket().unwrap();
+        proxy.hold_replies(true);
+        let before = server.scripts_run().await;
+        let adopting = lock.clone();
+        let call = tokio::spawn(async move { adopting.adopt(&ticket).await.map(drop) });
+        eventually("the request arrives", || async { server.scripts_run().await > before }).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        proxy.hold_replies(false);
+        eventually("it is released", || async { !server.run::<bool>(&["EXISTS", lock.key()]).await }).await;
+        let counter: u64 = server.run(&["GET", &format!("{{{}}}:fence", lock.key())]).await;
+        assert!(counter >= token, "{kind:?}: {counter} after {token}");
+    }
+    drop(locks);
+    proxy.outlive_clients().await;
     server.assert_nothing_left().await;
 }
