@@ -261,8 +261,11 @@ async fn quorum_writer_that_reads_now_leaves_the_queue_of_a_node() {
     let AnyGuard::Write(guard) = granted.await.unwrap().unwrap() else { panic!("it writes") };
     let entries: Vec<String> = quorum.servers[2].run(&["ZRANGE", queue, "0", "-1"]).await;
     assert!(entries.iter().any(|entry| entry.ends_with(" 1000")), "{entries:?}");
+    // It stays until the queue expires: a place that is gone before was given up.
+    quorum.servers[2].run::<()>(&["ZADD", queue, "9007199254740991", "mark"]).await;
     guard.downgrade().await.unwrap().release().await.unwrap();
     eventually("its place is gone", || async { quorum.servers[2].waiters(queue).await == 0 }).await;
+    assert_eq!(quorum.servers[2].run::<u64>(&["DEL", queue]).await, 1, "the queue has expired");
     elsewhere.release().await.unwrap();
     drop((lock, rival, alone));
     quorum.finish().await;
