@@ -92,8 +92,8 @@
 --            -2             refused: the key holds something else; force: or Redisson has a hold;
 --                           for renew: lost
 --            -3             acquire, force: refused, the key has no TTL
---            -5             refused: a word is malformed; renew and release serve any texts that
---                           the key holds as their owner and attempt
+--            -5             refused: a word is malformed. renew and a plain release may serve a
+--                           malformed owner or attempt that the key holds
 --            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
@@ -432,7 +432,7 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, fields, attempt, call)
-  local others = 0
+  local others, token, reserved = 0, nil, 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -445,14 +445,16 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
     if alive and kind ~= 'reentrant' then
       others = others + 1
     else
-      local token, refusal
-      if alive then
+      if alive and reserved ~= count then -- else a dead waiter did not use them
+        if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end
+        local refusal
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
+        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
-      refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
+      local refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
       if refusal then return 'refused', refusal end
       local removed = redis.pcall('ZREM', queue, entry, 'seen ' .. (waiter or ''))
       if type(removed) == 'table' then return 'refused', removed end
@@ -469,7 +471,6 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
-        redis.pcall('DECRBY', fence, count) -- nobody has learned of them
       end
     end
   end
@@ -759,8 +760,9 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
     ok = not state
   else
     for _ = 1, 2 do
-      ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)
-      if state ~= 'refused' then break end
+      local why
+      ok, state, why = pcall(grant_next, lock, queue, fence, fields, attempt, call)
+      if type(why) ~= 'table' or not string.find(why.err, 'OOM', 1, true) then break end
       redis.pcall('ZREM', queue, '') -- the next write is not the first one: see record_end
     end
     if ok and state ~= 'granted' then ok, state = pcall(redis.call, 'DEL', lock) end

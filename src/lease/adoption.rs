@@ -34,7 +34,8 @@ impl OwnedLease {
         let attempt = lease.attempt();
         let owner = attempt.kind.has_owner.then(|| Owner::from_word(&attempt.owner()).ok()).flatten();
         let (name, kind) = (lease.name().as_str(), attempt.kind.name);
-        let tokens = (lease.fencing_token(), attempt.spare_tokens());
+        let spare = |_| attempt.spare_tokens();
+        let tokens = (lease.fencing_token(), lease.fencing_token().map_or(0, spare));
         Ok(Ticket::new(name, kind, attempt.text(), owner, tokens, left))
     }
 }

@@ -79,8 +79,7 @@ struct GroupState {
     /// before they run.
     expects_waiters: bool,
     is_leaked: bool,
-    /// No more tasks join it: they may have found it before its turn was ended, or before it was
-    /// known that it is revoked.
+    /// No more tasks join it: they may have found it before its turn was ended.
     has_ended: bool,
 }
 
@@ -300,15 +299,17 @@ impl Group {
         let until = now + turn.min(lease.until().since(now) / 4);
         let mut members = Slab::new();
         let place = members.insert(Caller::current());
-        let has_ended = client.joint_queues.may_be_revoked(lease.name(), lease.counts_from());
-        let waited_for = front.filter(|front| !has_ended && front.has_waiters_behind());
-        let [expects_waiters, is_leaked] = [waited_for.is_some(), false];
+        let waited_for = front.filter(|front| front.has_waiters_behind());
+        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
         let state =
             Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
         let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
         let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
         group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
-        if let Some(front) = waited_for {
+        // In this order: a revocation after the question finds the turn.
+        if group.client.joint_queues.may_be_revoked(group.lease.name(), group.lease.counts_from()) {
+            group.end();
+        } else if let Some(front) = waited_for {
             group.wait_for_others();
             front.admit_all(Arc::downgrade(&turn));
         }

@@ -109,10 +109,11 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
         // It was released, or passed to another task.
         _ if lease.entry().has_ended.load(Ordering::Relaxed) => drop(schedule),
         LeaseState::Held if lease.extend(sent, ttl) => {
+            let until = lease.until(); // a task that is woken may end it
             drop(schedule);
             lease.wake_waiters();
             let what = (lease.name(), lease.kind().name, || lease.owner());
-            reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
+            reports.extend(renewed(lease.attempt().observer(), what, until));
         }
         LeaseState::Held => keeper.lose(schedule, lease, LeaseEnd::Lost, &mut reports),
         LeaseState::Lost => {

@@ -84,10 +84,13 @@ impl OwnedLease {
         // short as a claim, is not due for renewal in that time.
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
-        let may_pass = self.guard.attempt.reserved().is_some()
-            && !request.client.nodes.is_failing()
-            && !request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from());
-        self.cohort = Some(Cohort::begin(&request.client, &self.lease, until, is_unanimous, front, may_pass));
+        let may_pass = self.guard.attempt.reserved().is_some() && !request.client.nodes.is_failing();
+        let cohort = Cohort::begin(&request.client, &self.lease, until, is_unanimous, front, may_pass);
+        // In this order: a revocation after the question finds the turn.
+        if request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from()) {
+            cohort.end();
+        }
+        self.cohort = Some(cohort);
     }
 
     /// The hold that another task of this client has passed on; returns the front if there is none.

@@ -118,10 +118,11 @@ impl Keeper {
                     }
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, sent, &self.notify);
+                        let until = lease.until(); // a task that is woken may end it
                         drop(schedule);
                         lease.wake_waiters();
                         let what = (lease.name(), lease.kind().name, || lease.owner());
-                        reports.extend(renewed(lease.attempt().observer(), what, lease.until()));
+                        reports.extend(renewed(lease.attempt().observer(), what, until));
                     }
                     None if !lease.is_lost() => schedule.insert(lease, lease.until(), sent, &self.notify),
                     _ => self.lose(schedule, lease, LeaseEnd::Lost, reports),

@@ -129,7 +129,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "full-server-frees-a-lock-that-was-waited-for",
-        edits: &[edit("lua/mutex.lua", "if state ~= 'refused' then break end", "if state then break end")],
+        edits: &[edit("lua/mutex.lua", "if type(why) ~= 'table' or", "if true or")],
         test: "scripts::full_server::lock_is_handed_over_on_full_server",
     },
     TestMutant {
@@ -171,8 +171,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "hold-passed-although-it-was-revoked-on-its-way",
         edits: &[edit(
             "src/lease/owned_lease.rs",
-            "            && !request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from());\n",
-            ";\n",
+            "request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from())",
+            "request.client.keeper.has_ended()",
         )],
         test: "standalone::revoked_turns::a_hold_that_is_revoked_before_its_task_runs_is_not_passed_on",
     },
@@ -180,8 +180,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "hold-joined-although-it-was-revoked-on-its-way",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "client.joint_queues.may_be_revoked(lease.name(), lease.counts_from());",
-            "false;",
+            "group.client.joint_queues.may_be_revoked(group.lease.name(), group.lease.counts_from())",
+            "group.client.keeper.has_ended()",
         )],
         test: "standalone::revoked_turns::a_hold_that_is_revoked_before_its_task_runs_is_not_joined",
     },
@@ -212,5 +212,23 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "dropped-adoption-takes-a-used-token-back",
         edits: &[edit("src/lease/adoption.rs", "attempt.note_token(ticket.fencing_token());", "")],
         test: "standalone::reserved_tokens::a_dropped_adoption_takes_no_used_token_back",
+    },
+    TestMutant {
+        name: "ticket-without-a-token-names-spare-ones",
+        edits: &[edit(
+            "src/lease/adoption.rs",
+            "lease.fencing_token().map_or(0, spare)",
+            "attempt.spare_tokens().max(0 * lease.fencing_token().map_or(0, spare))",
+        )],
+        test: "standalone::reserved_tokens::a_ticket_without_a_token_crosses_processes",
+    },
+    TestMutant {
+        name: "dead-waiters-keep-their-tokens",
+        edits: &[edit(
+            "lua/mutex.lua",
+            "if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end",
+            "",
+        )],
+        test: "scripts::vectors::vectors_get_their_answers",
     },
 ];

@@ -5,8 +5,8 @@ use super::{Edit, TestMutant};
 /// A forced release that grants the mutex to no waiter.
 pub(super) const MUTEX_FORCE_WITHOUT_GRANT: Edit = Edit {
     file: "lua/mutex.lua",
-    from: "    ok, state = pcall(grant_next, lock, queue, fence, attempt, call)\n",
-    to: "    ok, state = true, nil\n    if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, attempt, call) end\n",
+    from: "      ok, state, why = pcall(grant_next, lock, queue, fence, attempt, call)\n",
+    to: "      ok, state = true, nil\n      if not revoke_from then ok, state, why = pcall(grant_next, lock, queue, fence, attempt, call) end\n",
 };
 
 pub const TEST_MUTANTS: &[TestMutant] = &[
@@ -82,8 +82,8 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "reentrant-force-grants-to-none",
         edits: &[Edit {
             file: "lua/reentrant.lua",
-            from: "    ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call)\n",
-            to: "    ok, state = true, nil\n    if not revoke_from then ok, state = pcall(grant_next, lock, queue, fence, fields, attempt, call) end\n",
+            from: "      ok, state, why = pcall(grant_next, lock, queue, fence, fields, attempt, call)\n",
+            to: "      ok, state = true, nil\n      if not revoke_from then ok, state, why = pcall(grant_next, lock, queue, fence, fields, attempt, call) end\n",
         }],
         test: "suite::reentrant_standalone_push_resp2::force_release_grants_at_once_to_waiter",
     },

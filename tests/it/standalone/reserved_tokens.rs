@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Wakeups};
+use redlatch::{Fencing, Locks, Options, Wakeups};
 
 use crate::suite::local_turns::{contended, waiting};
 use crate::support::{AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, soon};
@@ -208,5 +208,31 @@ async fn a_dropped_adoption_takes_no_used_token_back() {
     }
     drop(locks);
     proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
+
+/// Without fencing a hold reserves passes, but no tokens.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ticket_without_a_token_crosses_processes() {
+    let server = Server::start().await;
+    let options = patient().local_turn(Duration::from_secs(7)).fencing(Fencing::Off);
+    let locks = server.locks_with(options).await;
+    let fenced = locks.with_options(Options::new().fencing(Fencing::On)).unwrap();
+    for kind in [Kind::Mutex, Kind::Write] {
+        let lock = kind.lock(&locks, kind.name());
+        let ticket = contended(&lock).await.into_ticket().unwrap();
+        let text = serde_json::to_string(&ticket).unwrap();
+        let read = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        lock.adopt(&read).await.unwrap().release().await.unwrap();
+        // Also by a client that would give tokens back.
+        let first = kind.lock(&fenced, kind.name()).lock().await.unwrap();
+        let token = first.token();
+        first.release().await.unwrap();
+        let ticket = contended(&lock).await.into_ticket().unwrap();
+        kind.lock(&fenced, kind.name()).adopt(&ticket).await.unwrap().release().await.unwrap();
+        let counter: u64 = server.run(&["GET", &format!("{{{}}}:fence", lock.key())]).await;
+        assert!(counter >= token, "{kind:?}: {counter} after {token}");
+    }
+    drop((locks, fenced));
     server.assert_nothing_left().await;
 }
