@@ -41,14 +41,17 @@ impl Keeper {
         let mut answers = self.nodes.ask_ahead(calls, limit).await.into_iter();
         let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
-        let (mut gone, mut degraded) = (Vec::new(), Vec::new());
+        let (mut gone, mut degraded, mut doubtful) = (Vec::new(), Vec::new(), Vec::new());
         let mut reports = Vec::new();
         for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
             let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without.get());
             reports.extend(sending.next().map(|sent| sent.answered(tally.state)));
             let is_degraded = tally.state != LeaseState::Lost && !tally.without.is_empty();
+            let is_doubtful = tally.state == LeaseState::Held && self.may_be_another_grant(&lease);
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
+            } else if is_doubtful {
+                doubtful.push(lease);
             } else if let Some(ttl) = ttl.filter(|_| is_degraded) {
                 degraded.push((lease, ttl, tally.without));
             }
@@ -59,6 +62,7 @@ impl Keeper {
         self.schedule().expedite_siblings(&gone);
         self.notify.notify_one();
         self.repair(degraded, limit).await;
+        self.compare_tokens(doubtful, limit, &mut reports).await;
         reports.extend(self.nodes.take_reports());
         if !reports.is_empty() {
             // In a task of its own: a subscriber that blocks would keep the thread on which the
@@ -88,6 +92,44 @@ impl Keeper {
         for ((lease, ..), votes) in degraded.iter().zip(votes) {
             if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
                 lease.attempt().in_flight.answered();
+            }
+        }
+    }
+
+    /// Whether the server may have lost the hold, and granted the lock to the same attempt again:
+    /// one that was set back to an earlier state has the attempt in its queue, and the renewal
+    /// finds what it was granted from there. To be asked before that renewal counts.
+    fn may_be_another_grant(&self, lease: &Lease) -> bool {
+        let attempt = lease.attempt();
+        let may_return = attempt.queued_at.get().is_some() || attempt.in_flight.is_indeterminate();
+        let confirmed = lease.until() - attempt.trusted_span(lease.options().ttl);
+        may_return
+            && self.nodes.deployment.decides_alone()
+            && attempt.kind.capacity.is_none() // else others are granted it beside this one
+            && lease.fencing_token().is_some()
+            && self.schedule().has_asked_since(confirmed)
+    }
+
+    /// Loses the leases whose lock has been granted since: its counter is above all tokens that
+    /// they have reserved.
+    ///
+    /// A failover to a replica that lags behind loses the grant to A, not its place in the queue. B
+    /// is granted the lock and releases it, which grants it to A again. A would never learn of B.
+    async fn compare_tokens(&self, leases: Vec<Lease>, limit: Duration, reports: &mut Vec<Report>) {
+        if leases.is_empty() {
+            return;
+        }
+        let all_nodes = self.nodes.all_nodes();
+        let calls = leases.iter().map(|lease| (lease.attempt().inspect(), all_nodes)).collect();
+        let answers = self.nodes.ask_ahead(calls, limit).await;
+        for (lease, votes) in leases.iter().zip(answers) {
+            let texts = votes.into_iter().find_map(|(_, outcome)| outcome.ok()?.texts().ok());
+            let last: Option<u64> = texts.and_then(|texts| texts.get(1)?.parse().ok());
+            let more = lease.attempt().reserved().map_or(0, |count| u64::from(count) - 1);
+            let own = lease.fencing_token().map_or(u64::MAX, |token| token.get() + more);
+            let schedule = self.schedule();
+            if last.is_some_and(|last| last > own) && !lease.entry().has_ended.load(Ordering::Relaxed) {
+                self.lose(schedule, lease, LeaseEnd::Lost, reports);
             }
         }
     }

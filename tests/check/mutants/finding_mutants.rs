@@ -231,4 +231,13 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         )],
         test: "scripts::vectors::vectors_get_their_answers",
     },
+    TestMutant {
+        name: "lease-that-was-granted-again-stays-held",
+        edits: &[edit(
+            "src/lease/renewal.rs",
+            "        may_return\n            && ",
+            "        may_return && false\n            && ",
+        )],
+        test: "standalone::restored_queue::a_lease_that_was_lost_and_granted_again_is_lost",
+    },
 ];

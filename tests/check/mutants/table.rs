@@ -72,8 +72,8 @@ pub const MUTANTS: &[Mutant] = &[
             },
             Edit {
                 file: "src/lease/renewal.rs",
-                from: "        let (mut gone, mut degraded) =",
-                to: "        let sent = Moment::now();\n        let (mut gone, mut degraded) =",
+                from: "        let (mut gone, mut degraded, mut doubtful) =",
+                to: "        let sent = Moment::now();\n        let (mut gone, mut degraded, mut doubtful) =",
             },
         ],
         setting: Setting {

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use redlatch::LeaseEnd;
+
 use crate::support::failover::KINDS;
-use crate::support::{AnyLock, Server, Stopwatch, eventually, notified_only, soon};
+use crate::support::{AnyLock, Kind, Server, Stopwatch, eventually, notified_only, patient, soon};
 
 /// For how long a released lock is reserved for a notified waiter that does not claim it.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -65,6 +67,39 @@ async fn restored_queue_entries_do_not_delay_waiters() {
         let took = delay_by_restored_entries(&server, &lock, &old, kind.lock(&others, kind.name())).await;
         println!("{kind:?}: delayed by {took:?} with {} restored entries", old.len() / 2);
         assert!(took.undisturbed() < CLAIM / 2, "{kind:?}: {took:?}");
+    }
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+/// The server loses the hold of a client and has it in its queue again, and grants it the lock
+/// after another client: its renewals succeed, but it must learn that it had lost the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_was_lost_and_granted_again_is_lost() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(patient()).await, server.locks_with(patient()).await);
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
+        let (lock, rival) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
+        let held = rival.lock().await.unwrap();
+        let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
+        eventually("it queues", || async { queue(&server, &rival).await.len() >= 2 }).await;
+        let old = queue(&server, &rival).await;
+        held.release().await.unwrap();
+        let guard = soon("it is granted the lock", waiting).await.unwrap();
+        server.run::<()>(&["DEL", rival.key()]).await;
+        rival.lock().await.unwrap().release().await.unwrap();
+        for entry in old.chunks(2) {
+            server.run::<()>(&["ZADD", &waiters(&rival), &entry[1], &entry[0]]).await;
+        }
+        // A request for the free lock grants it to the waiter.
+        let denied = rival.try_lock().await.unwrap();
+        assert!(denied.is_none() && server.is_locked(&rival).await, "{kind:?}");
+        assert!(!guard.lease().is_lost(), "it does not know");
+        server.kill_connections().await;
+        let end = soon("it learns of the loss", guard.lease().lost()).await;
+        assert_eq!(end, LeaseEnd::Lost, "{kind:?}");
+        eventually("it is released", || async { !server.is_locked(&rival).await }).await;
+        drop(guard);
     }
     drop((locks, others));
     server.assert_nothing_left().await;
