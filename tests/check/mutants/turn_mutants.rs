@@ -127,7 +127,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
             "        state.expects_waiters = false;\n        if let",
             "        if let",
         )],
-        test: "suite::read_standalone_push_resp2::one_task_asks_for_all_that_wait",
+        test: "suite::read_standalone_push_resp2::a_hold_that_is_kept_for_a_task_ends_once_that_leaves",
     },
     TestMutant {
         name: "last-reader-waits-for-no-reply",

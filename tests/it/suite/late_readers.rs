@@ -95,3 +95,23 @@ pub async fn nothing_is_left_after_the_last_release(setup: Setup) {
     drop((lock, rival));
     setup.finish().await;
 }
+
+/// A hold is kept for a task that is to join it, and that task gives up: it ends with that, not
+/// with the turn.
+pub async fn a_hold_that_is_kept_for_a_task_ends_once_that_leaves(setup: Setup) {
+    let turn = Duration::from_secs(10);
+    let lock = reading(&setup, "kept", patient().local_turn(turn).ttl(Duration::from_secs(600))).await;
+    let rival = setup.rival("kept").await;
+    let held = rival.lock().await.unwrap();
+    let (first, unpolled) = (waiting(&lock).await, waiting(&lock).await);
+    held.release().await.unwrap();
+    let guard = soon("the first task reads", first).await.unwrap();
+    let over = Instant::now() + turn;
+    guard.release().await.unwrap();
+    assert_eq!(holds(&setup, &lock).await, 1, "the other one is to join it");
+    drop(unpolled);
+    eventually("the hold is released", || async { holds(&setup, &lock).await == 0 }).await;
+    assert!(Instant::now() < over, "before its turn is over");
+    drop((lock, rival));
+    setup.finish().await;
+}

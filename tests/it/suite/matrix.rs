@@ -155,6 +155,7 @@ macro_rules! shared {
         crate::suite::matrix::tests! { $rest late_readers:
             a_reader_that_comes_late_has_a_hold_of_its_own a_reader_that_is_late_twice_asks_for_itself
             a_turn_of_readers_ends_when_another_begins nothing_is_left_after_the_last_release
+            a_hold_that_is_kept_for_a_task_ends_once_that_leaves
         }
     };
     ($core:tt $rest:tt $kind:ident) => {};
