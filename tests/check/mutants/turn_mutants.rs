@@ -125,7 +125,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         edits: &[edit(
             "src/lease/joint_hold.rs",
             "        state.expects_waiters = false;\n        if let",
-            "        if let",
+            "        if true {\n            return;\n        }\n        if let",
         )],
         test: "suite::read_standalone_push_resp2::a_hold_that_is_kept_for_a_task_ends_once_that_leaves",
     },
