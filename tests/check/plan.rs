@@ -7,6 +7,8 @@ use crate::support::Topology;
 
 /// The TTL of all leases: short, so that many faults outlast it.
 pub const TTL: Duration = Duration::from_millis(2_000);
+/// For how long a client trusts a lease: the TTL less the drift.
+pub const TRUSTED: Duration = Duration::from_millis(1_978);
 /// Longer than most holds, so that many are passed on.
 pub const LOCAL_TURN: Duration = Duration::from_millis(50);
 pub const POLL_CAP: Duration = Duration::from_millis(300);

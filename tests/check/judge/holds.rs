@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::history::{self, End, Event, EventKind, FailureReason, Mode, Time, Verb};
 use crate::observer::Observation;
-use crate::plan::TTL;
+use crate::plan::{TRUSTED, TTL};
 use crate::worker_processes;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,11 +67,13 @@ impl Hold {
 
     /// The earliest time from which the server may have had the hold: the server granted or renewed
     /// it before the worker received the reply. A nested hold may be granted inside the client
-    /// alone, and is then as old as the outer hold.
+    /// alone, and is then as old as the outer hold; one that a task has passed on is as old as the
+    /// hold of that task, from which its time counts.
     pub fn held_since(&self) -> Time {
         let Some(grant) = self.granted else { return self.wants };
         let sent = grant.at.min(grant.until - TTL);
-        if self.inside.is_none() { sent.max(self.wants) } else { sent }
+        let is_passed = grant.until - TRUSTED + Duration::from_millis(1) < self.wants;
+        if self.inside.is_none() && !is_passed { sent.max(self.wants) } else { sent }
     }
 
     /// When the request ended, granted or not.
