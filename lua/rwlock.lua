@@ -1072,7 +1072,7 @@ local function admit_writer(lock, reader, call)
       pcall(end_waiting, lock, call)
       return true
     end
-    redis.pcall('DECRBY', lock.fence, writer.tokens) -- nobody has learned of them
+    redis.pcall('DECRBY', lock.fence, writer.tokens) -- no client has them
     shorten(lock, pttl)
   end
   lock.is_unfinished = lock.is_unfinished or not reader

@@ -165,8 +165,8 @@ impl NamedLock {
     }
 }
 
-/// A request to revoke the lock, which may have been served also if its reply was lost or nobody
-/// waits for it.
+/// A request to revoke the lock. The server may have served it although its reply was lost, or the
+/// call was dropped.
 struct Revoked<'a>(&'a NamedLock);
 
 impl Drop for Revoked<'_> {

@@ -182,7 +182,7 @@ impl LocalQueues {
         self.end_turn(name);
     }
 
-    /// Whether a hold whose time counts from then may have been revoked by this client.
+    /// Whether this client may have revoked a hold that was granted soon after `counts_from`.
     pub(super) fn may_be_revoked(&self, name: &Name, counts_from: Moment) -> bool {
         self.0.lock().recent(name).revoked_at.is_some_and(|revoked_at| counts_from <= revoked_at)
     }

@@ -185,8 +185,8 @@ pub(super) async fn release(
     }
 }
 
-/// A node whose last token is still that of this lease has had no other holder since; or the last
-/// one that was reserved with it, which a hold to read does not give back.
+/// A node has had no other holder since if its last token is that of this lease, or the last one
+/// that was reserved with it: a hold to read gives none back.
 async fn check_for_later_holders(
     client: &Client,
     attempt: &Attempt,

@@ -110,8 +110,9 @@ impl Keeper {
             && self.schedule().has_asked_since(confirmed)
     }
 
-    /// Loses the leases whose lock has been granted since: its counter is above all tokens that
-    /// they have reserved.
+    /// Loses each lease whose lock has been granted since: its counter is above all tokens that the
+    /// lease has reserved. If no answer comes, the connection is replaced, and all leases are asked
+    /// about once more.
     ///
     /// A failover to a replica that lags behind loses the grant to A, not its place in the queue. B
     /// is granted the lock and releases it, which grants it to A again. A would never learn of B.

@@ -1,5 +1,5 @@
-//! Tasks whose wakers poll them at once, on the thread that wakes: the client must hold no lock of
-//! its own then, since the task may use the client.
+//! Wakers that poll their task at once, on the thread that wakes it. The client must hold none of
+//! its locks then, since the task may use the client.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
