@@ -2,44 +2,29 @@
 //! Redis for all.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::pin::pin;
 use std::ptr;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::recent_locks::RecentLocks;
 use super::turn::Turn;
 use crate::clock::Moment;
 use crate::guarded::Guarded;
 use crate::name::Name;
 
-/// For how many more holds without local waiters a lock is expected to have some.
-const COMPETITION: u8 = 8;
-
 /// One queue per lock, first come first served.
 #[derive(Default)]
 pub(super) struct LocalQueues(Arc<Guarded<Queues>>);
 
+#[derive(Default)]
 struct Queues {
     /// A lock without local waiters has no entry.
     by_name: HashMap<Name, LocalQueue>,
-    /// What is remembered of locks for which no task waits any more, by a part of the hash of the
-    /// name.
-    recent: Box<[Recent; 256]>,
+    recent: RecentLocks,
     /// The newest turn of each lock that tasks may join, while it lasts.
     shared_turns: HashMap<Name, Weak<dyn Turn>>,
-}
-
-/// What is remembered of a lock, and of every other lock with the same part of the name's hash.
-#[derive(Clone, Copy, Default)]
-struct Recent {
-    /// For how many more holds competition is expected.
-    competition: u8,
-    /// The largest token that the server has granted.
-    last_token: u64,
-    /// When this client last revoked a hold.
-    revoked_at: Option<Moment>,
 }
 
 #[derive(Default)]
@@ -98,29 +83,7 @@ struct LocalEntry {
     local_queues: Arc<Guarded<Queues>>,
 }
 
-impl Default for Queues {
-    fn default() -> Queues {
-        Queues {
-            by_name: HashMap::new(),
-            recent: Box::new([Recent::default(); 256]),
-            shared_turns: HashMap::new(),
-        }
-    }
-}
-
 impl Queues {
-    fn recent(&mut self, name: &Name) -> &mut Recent {
-        &mut self.recent[usize::from(self.by_name.hasher().hash_one(name).to_be_bytes()[0])]
-    }
-
-    /// Whether tasks competed for the lock lately; notes whether they do now.
-    fn expects_others(&mut self, name: &Name, competes: bool) -> bool {
-        let competition = &mut self.recent(name).competition;
-        let expects_others = *competition > 0;
-        *competition = if competes { COMPETITION } else { competition.saturating_sub(1) };
-        expects_others
-    }
-
     /// What the local waiters of a lock listen to. It is sent to without the lock of the queues:
     /// that runs the wakers of tasks.
     fn events(&self, name: &Name) -> Option<watch::Sender<LockEvent>> {
@@ -134,7 +97,7 @@ impl LocalQueues {
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
         let mut local_queues = self.0.lock();
         let is_first = !local_queues.by_name.contains_key(name);
-        let expects_others = local_queues.expects_others(name, !is_first);
+        let expects_others = local_queues.recent.of(name).expects_others(!is_first);
         let local_queue = local_queues.by_name.entry(name.clone()).or_default();
         local_queue.waiters += 1;
         local_queue.entering += usize::from(may_enter);
@@ -178,13 +141,13 @@ impl LocalQueues {
     /// What this client holds may have been revoked: ends its turn. A hold that was granted before,
     /// and of which it has yet to learn, begins none.
     pub(super) fn note_revoked(&self, name: &Name) {
-        self.0.lock().recent(name).revoked_at = Some(Moment::now());
+        self.0.lock().recent.of(name).revoked_at = Some(Moment::now());
         self.end_turn(name);
     }
 
     /// Whether this client may have revoked a hold that was granted soon after `counts_from`.
     pub(super) fn may_be_revoked(&self, name: &Name, counts_from: Moment) -> bool {
-        self.0.lock().recent(name).revoked_at.is_some_and(|revoked_at| counts_from <= revoked_at)
+        self.0.lock().recent.of(name).revoked_at.is_some_and(|revoked_at| counts_from <= revoked_at)
     }
 
     /// Ends the turn of this client, as if its time were over.
@@ -231,7 +194,7 @@ impl LocalQueues {
     /// The server has granted this token of a lock, or may have.
     pub(super) fn note_token(&self, name: &Name, token: u64) {
         let mut local_queues = self.0.lock();
-        let last_token = &mut local_queues.recent(name).last_token;
+        let last_token = &mut local_queues.recent.of(name).last_token;
         *last_token = token.max(*last_token);
     }
 
@@ -297,7 +260,7 @@ impl LocalFront {
 
     /// A token that is not smaller than the last one that the server has granted to this client.
     pub(super) fn last_token(&self) -> u64 {
-        self.entry.local_queues.lock().recent(&self.entry.name).last_token
+        self.entry.local_queues.lock().recent.of(&self.entry.name).last_token
     }
 
     /// All tasks that wait behind come to the front, to join this turn.

@@ -31,6 +31,7 @@ mod outage_deadline;
 mod owned_lease;
 mod poll_budget;
 mod progress;
+mod recent_locks;
 mod release;
 mod renewal;
 mod reply_tally;
