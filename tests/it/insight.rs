@@ -257,22 +257,23 @@ fn page_and_dashboard_have_the_metrics_of_the_code() {
 async fn spans_cover_acquire_wait_hold_renew_and_release() {
     listen();
     let server = Server::start().await;
-    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let (locks, other) = (server.locks_with(ttl(3_000)).await, server.locks().await);
     let name = format!("{TRACED}spans");
     let spans = |start: &str| -> Vec<String> {
         logged_with(&name).into_iter().filter(|line| line.starts_with(start)).collect()
     };
     let guard = locks.mutex(&*name).unwrap().lock().await.unwrap();
     let token = guard.lease().fencing_token().unwrap();
+    eventually("it was renewed", async || {
+        spans("RECORDED SPAN renew").iter().any(|span| span.contains("outcome=\"renewed\""))
+    })
+    .await;
+    // After that, since a waiter polls when the lease that it was told of would have ended.
     let waiting = tokio::spawn({
         let lock = other.mutex(&*name).unwrap();
         async move { lock.lock().await.unwrap() }
     });
     eventually("it waits", async || !spans("SPAN wait").is_empty()).await;
-    eventually("it was renewed", async || {
-        spans("RECORDED SPAN renew").iter().any(|span| span.contains("outcome=\"renewed\""))
-    })
-    .await;
     guard.release().await.unwrap();
     drop(waiting.await.unwrap());
     let has = |start: &str, fields: &[String]| {
