@@ -25,17 +25,33 @@ impl PollBudget {
     /// Spends one poll, or returns when the next one accrues.
     pub(super) fn take(&mut self) -> Result<(), Instant> {
         let now = Instant::now();
-        if self.left == POLLS {
-            self.since = now;
-        }
         while self.left < POLLS && now - self.since >= NEXT_POLL {
             self.left += 1;
             self.since += NEXT_POLL;
+        }
+        if self.left == POLLS {
+            self.since = now; // no more accrue
         }
         if self.left == 0 {
             return Err(self.since + NEXT_POLL);
         }
         self.left -= 1;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_minute_without_messages_saves_up_no_polls() {
+        let mut budget = PollBudget::new();
+        for _ in 0..2 {
+            tokio::time::advance(Duration::from_secs(60)).await;
+            assert_eq!(iter::repeat_with(|| budget.take()).take_while(Result::is_ok).count(), 4);
+        }
     }
 }
