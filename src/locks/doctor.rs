@@ -94,7 +94,7 @@ impl Locks {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
         let tried = async {
             // The fencing counter is a key that outlives the lock.
-            let options = Options::new().token_ttl(Duration::from_secs(1));
+            let options = Options::new().token_ttl(Duration::from_secs(1)).hold_at_least(Duration::ZERO);
             match self.with_options(options)?.mutex(&name)?.try_lock().await? {
                 Some(guard) => guard.release().await,
                 None => Ok(()), // no majority of a quorum agreed in time; the scripts ran

@@ -47,6 +47,17 @@ async fn doctor_checks_eviction_and_persistence() {
     }
 }
 
+/// Its lock is not one that the options keep held.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_holds_its_lock_no_longer_than_its_check() {
+    let server = Server::start().await;
+    let locks = server.locks_with(Options::new().hold_at_least(Duration::from_secs(3600))).await;
+    assert_eq!(verdicts(&locks.doctor().await, Check::Scripts), ["fine"]);
+    assert_eq!(server.run::<Vec<String>>(&["KEYS", "lock:doctor-*"]).await, [""; 0]);
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_warns_of_replicas_without_confirmation() {
     let deployment = Deployment::start(Topology::Sentinel).await;
