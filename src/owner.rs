@@ -36,14 +36,7 @@ const LONGEST: usize = 256;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Owner(Word);
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum Word {
-    Uuid(Uuid),
-    /// An owner of another library.
-    Other(Arc<str>),
-}
+pub struct Owner(Arc<str>);
 
 tokio::task_local! {
     static CURRENT: Owner;
@@ -57,7 +50,7 @@ impl Owner {
     /// Makes a unique owner: 122 random bits.
     #[expect(clippy::new_without_default, reason = "a default that differs each time would surprise")]
     pub fn new() -> Owner {
-        Owner(Word::Uuid(Uuid::new_v4()))
+        Uuid::new_v4().into()
     }
 
     /// Makes an owner from the word with which another library or program names it, like Redisson's
@@ -77,15 +70,12 @@ impl Owner {
     ///   leading `:`, and is not `mode`. The same UUID with other letter case or without hyphens is
     ///   another owner, as it is to the server.
     pub fn from_word(word: &str) -> Result<Owner, OwnerError> {
-        let error = || OwnerError { start: shortened(word), bytes: word.len() };
-        if let Some(uuid) = Uuid::try_parse(word).ok().filter(|uuid| uuid.to_string() == word) {
-            return Ok(Owner(Word::Uuid(uuid)));
-        }
         let is_allowed = (1..=LONGEST).contains(&word.len())
             && !word.contains(' ')
             && !word.starts_with(':')
             && word != "mode";
-        if is_allowed { Ok(Owner(Word::Other(word.into()))) } else { Err(error()) }
+        let error = || OwnerError { start: shortened(word), bytes: word.len() };
+        is_allowed.then(|| Owner(word.into())).ok_or_else(error)
     }
 
     /// Runs `work` as this owner: inside it, also in the functions that it calls,
@@ -123,7 +113,7 @@ impl Owner {
 impl From<Uuid> for Owner {
     /// Makes an owner from a program's own identity, which must not be guessable or repeated.
     fn from(uuid: Uuid) -> Owner {
-        Owner(Word::Uuid(uuid))
+        Owner(uuid.to_string().into())
     }
 }
 
@@ -144,16 +134,13 @@ impl TryFrom<String> for Owner {
 impl fmt::Debug for Owner {
     /// Shows the first characters: they distinguish owners in a log, and acquire no lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({:?})", shortened(&self.to_string()))
+        write!(f, "Owner({:?})", shortened(&self.0))
     }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Word::Uuid(uuid) => uuid.fmt(f),
-            Word::Other(word) => f.write_str(word),
-        }
+        f.write_str(&self.0)
     }
 }
 

@@ -124,21 +124,18 @@ impl Attempt {
         options: Arc<Options>,
         owner: Option<String>,
     ) -> Attempt {
-        let (id, owner) = (Uuid::new_v4(), owner.map(String::into));
-        let (in_flight, queued_at) = (Arc::default(), OnceLock::new());
-        let (reserved, held_since, is_idle) = Default::default();
         Attempt {
             kind,
             name,
             options,
-            owner,
-            id,
+            owner: owner.map(String::into),
+            id: Uuid::new_v4(),
             origin,
-            in_flight,
-            queued_at,
-            reserved,
-            held_since,
-            is_idle,
+            in_flight: Arc::default(),
+            queued_at: OnceLock::new(),
+            reserved: ReservedTokens::default(),
+            held_since: OnceLock::new(),
+            is_idle: AtomicBool::new(false),
         }
     }
 
@@ -155,23 +152,14 @@ impl Attempt {
 
     /// The same hold as another kind, with other options.
     pub(super) fn converted(&self, kind: &'static Kind, options: Arc<Options>) -> Attempt {
-        let (name, owner, id, origin) =
-            (self.name.clone(), self.owner.clone(), self.id, Arc::clone(&self.origin));
-        let (in_flight, queued_at) = (Arc::clone(&self.in_flight), self.queued_at.clone());
-        let (reserved, held_since) = (self.reserved.copied(), self.held_since.clone());
-        let is_idle = AtomicBool::new(false);
         Attempt {
-            kind,
-            name,
-            options,
-            owner,
-            id,
-            origin,
-            in_flight,
-            queued_at,
-            reserved,
-            held_since,
-            is_idle,
+            owner: self.owner.clone(),
+            id: self.id,
+            in_flight: Arc::clone(&self.in_flight),
+            queued_at: self.queued_at.clone(),
+            reserved: self.reserved.copied(),
+            held_since: self.held_since.clone(),
+            ..Attempt::new(Arc::clone(&self.origin), kind, self.name.clone(), options, None)
         }
     }
 

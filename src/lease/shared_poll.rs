@@ -75,28 +75,15 @@ pub(super) struct SharedPoll<'a> {
     woken: Arc<Notify>,
 }
 
-/// What to do when the poll of a waiter is due.
-enum Turn {
-    /// Another task polls for this one. The next poll is due then.
-    Later(Instant),
-    /// Poll for these, of which this waiter is the first.
-    Now(Vec<Arc<Attempt>>, Covers, Then),
-}
-
-/// What the waiter does after a poll for all.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
-    Sleep,
-    /// Not in place of the poll for all: if the next tasks that poll were dropped, places would be
-    /// lost.
-    AskAlone,
-}
-
-/// Whether a call is for all waiters of the lock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Covers {
-    All,
-    Some,
+/// A poll for several waiters.
+struct Turn {
+    /// The first of them polls.
+    waiting: Vec<Arc<Attempt>>,
+    /// Whether they are all waiters of the lock.
+    are_all: bool,
+    /// Whether the first one then asks for itself alone. Not in place of the poll for all: if the
+    /// next tasks that poll were dropped, places would be lost.
+    asks_alone: bool,
 }
 
 impl<'a> SharedPoll<'a> {
@@ -114,9 +101,9 @@ impl<'a> SharedPoll<'a> {
     /// # Cancel safety
     /// Cancel safe: another waiter polls after a quarter of `pause`.
     pub(super) async fn poll(&self, pause: Duration) -> Option<Instant> {
-        let (waiting, covers, then) = match self.take_turn(pause / 4) {
-            Turn::Later(at) => return Some(at),
-            Turn::Now(waiting, covers, then) => (waiting, covers, then),
+        let Turn { waiting, are_all, asks_alone } = match self.take_turn(pause / 4) {
+            Ok(turn) => turn,
+            Err(at) => return Some(at),
         };
         let nodes = self.nodes;
         let call = Attempt::wait_many(self.entry, &waiting)?;
@@ -133,53 +120,53 @@ impl<'a> SharedPoll<'a> {
         nodes.node(0).observe(time.unsigned_abs());
         let free_in = Duration::from_millis(busy_ms.unsigned_abs() + 1);
         // If this waiter is gone by then, others poll a tenth of the pause later.
-        self.postpone(&waiting, covers, pause.min(free_in + pause / 10));
+        self.postpone(&waiting, are_all, pause.min(free_in + pause / 10));
         let without_place = |number: &i64| waiting.get(usize::try_from(*number).ok()?.checked_sub(1)?);
         let (own, others): (Vec<_>, Vec<_>) =
             alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
         others.into_iter().for_each(|waiter| self.wakeups.notify(waiter.id));
-        (own.is_empty() && then == Then::Sleep).then(|| Instant::now() + free_in.min(pause - pause / 10))
+        (own.is_empty() && !asks_alone).then(|| Instant::now() + free_in.min(pause - pause / 10))
     }
 
-    /// Takes the turn, unless another waiter has taken it. The polls of others are `later` then, so
-    /// that only one of them polls.
-    fn take_turn(&self, later: Duration) -> Turn {
+    /// Takes the turn, unless another waiter has taken it: then returns when the next poll is due.
+    /// The polls of others are `later` then, so that only one of them polls.
+    fn take_turn(&self, later: Duration) -> Result<Turn, Instant> {
         let now = Instant::now();
         let mut polls = self.polls.0.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
         let Some(waiters) = polls.get_mut(&self.terms) else {
-            return Turn::Now(waiting, Covers::All, Then::Sleep);
+            return Ok(Turn { waiting, are_all: true, asks_alone: false });
         };
         if let Some(own) = waiters.by_id.get_mut(&self.attempt.id) {
             own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
             own.rests = false;
             if own.due > now {
-                return Turn::Later(own.due);
+                return Err(own.due);
             }
         }
         waiters.turns = (waiters.turns + 1) % SHARED_POLLS;
-        let then = if waiters.turns == 0 { Then::AskAlone } else { Then::Sleep };
+        let asks_alone = waiters.turns == 0;
         let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && now < other.runs_by;
         let mut others: Vec<_> = waiters.by_id.values_mut().filter(is_other).collect();
-        let covers = if others.len() < MAX_WAITERS { Covers::All } else { Covers::Some };
-        if covers == Covers::Some {
+        let are_all = others.len() < MAX_WAITERS;
+        if !are_all {
             others.sort_by_key(|other| other.due);
         }
         for other in others.into_iter().take(MAX_WAITERS - 1) {
             other.due = now + later.min(other.pause);
             waiting.push(Arc::clone(&other.attempt));
         }
-        Turn::Now(waiting, covers, then)
+        Ok(Turn { waiting, are_all, asks_alone })
     }
 
     /// The next polls of these waiters, but that of this one, are due after this pause, or after
     /// their own longest one; those of most of them later, if each poll is for all.
-    fn postpone(&self, waiting: &[Arc<Attempt>], covers: Covers, pause: Duration) {
+    fn postpone(&self, waiting: &[Arc<Attempt>], are_all: bool, pause: Duration) {
         let now = Instant::now();
         let mut polls = self.polls.0.lock();
         let Some(waiters) = polls.get_mut(&self.terms) else { return };
         for (number, other) in waiting.iter().enumerate().skip(1) {
-            let rests = covers == Covers::All && number > DEPUTIES;
+            let rests = are_all && number > DEPUTIES;
             if let Some(other) = waiters.by_id.get_mut(&other.id) {
                 other.rests = rests;
                 other.due = now + pause.min(other.pause) * if rests { REST } else { 1 };

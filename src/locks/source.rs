@@ -31,29 +31,17 @@ enum Address {
     Info(Box<ConnectionInfo>),
 }
 
-impl From<&str> for Source {
-    fn from(url: &str) -> Source {
-        Source(Address::Text(url.to_owned()))
-    }
+macro_rules! from_texts {
+    ($($text:ty),+) => {
+        $(impl From<$text> for Source {
+            fn from(url: $text) -> Source {
+                Source(Address::Text(url.to_string()))
+            }
+        })+
+    };
 }
 
-impl From<String> for Source {
-    fn from(url: String) -> Source {
-        Source(Address::Text(url))
-    }
-}
-
-impl From<&String> for Source {
-    fn from(url: &String) -> Source {
-        Source(Address::Text(url.clone()))
-    }
-}
-
-impl From<&&str> for Source {
-    fn from(url: &&str) -> Source {
-        Source(Address::Text((*url).to_owned()))
-    }
-}
+from_texts!(&str, String, &String, &&str);
 
 impl From<redis::Client> for Source {
     fn from(client: redis::Client) -> Source {

@@ -34,10 +34,11 @@ impl Votes {
         {
             return outcome.as_ref().map_or_else(Failure::clone, Reply::unexpected);
         }
-        Failure::no_majority(
-            NodeReplies::of(&self.labels, self.deployment.max_failures())
-                .with_votes(self.least, self.received),
-        )
+        let replies = NodeReplies::of(&self.labels, self.deployment.max_failures());
+        Failure::no_majority(self.received.into_iter().fold(replies, |replies, (node, outcome)| {
+            let reply = outcome.map_or_else(NodeReply::Failed, |reply| node_reply(&reply, self.least));
+            replies.with(node, reply)
+        }))
     }
 
     /// Waits for the remaining nodes, each with its own time limit.
@@ -122,20 +123,7 @@ impl Stragglers {
     }
 }
 
-impl NodeReplies {
-    /// Records the nodes' replies to one request, where a positive reply is a number of at least
-    /// `least`, or a longer reply.
-    pub(crate) fn with_votes(self, least: i64, votes: Vec<Vote>) -> NodeReplies {
-        votes.into_iter().fold(self, |answers, (node, outcome)| {
-            let answer = match outcome {
-                Ok(reply) => node_reply(&reply, least),
-                Err(failure) => NodeReply::Failed(failure),
-            };
-            answers.with(node, answer)
-        })
-    }
-}
-
+/// A positive reply is a number of at least `least`, or a longer reply.
 fn node_reply(reply: &Reply, least: i64) -> NodeReply {
     match &reply.value {
         Value::Int(number) if *number >= least => NodeReply::Granted,

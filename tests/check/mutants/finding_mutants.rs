@@ -189,8 +189,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "converted-hold-forgets-its-place",
         edits: &[edit(
             "src/lease/attempt.rs",
-            "(self.reserved.copied(), self.held_since.clone())",
-            "(ReservedTokens::default(), self.held_since.clone())",
+            "reserved: self.reserved.copied(),",
+            "reserved: ReservedTokens::default(),",
         )],
         test: "quorum::queue::quorum_writer_that_reads_now_leaves_the_queue_of_a_node",
     },
