@@ -93,6 +93,21 @@ async fn events_report_outages() {
     }
 }
 
+/// A server that refuses one lock for good is well: its other holds are in no danger.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lasting_error_of_one_lock_is_no_outage() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mut events = locks.events();
+    server.run::<()>(&["RPUSH", "{lock:spoilt}:fence", "x"]).await;
+    assert!(locks.mutex("spoilt").unwrap().try_lock().await.is_err());
+    let _guard = locks.mutex("sound").unwrap().lock().await.unwrap();
+    match next(&mut events).await {
+        Event::Granted { lock, .. } => assert_eq!(lock.as_str(), "sound"),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// A receiver that does not read misses events, and holds up no lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_events_are_counted() {

@@ -71,6 +71,23 @@ async fn connection_options_are_refused_by_with_options() {
     locks.with_options(Options::new().wakeups(Wakeups::Push)).unwrap();
 }
 
+/// A limit of readers counts holds, so with it each task has its own: also if it is set for some
+/// locks of a client only.
+#[tokio::test]
+async fn a_limit_of_readers_for_some_locks_counts_tasks() {
+    let server = Server::start().await;
+    let locks = server.locks_with(Options::new().ttl(Duration::from_secs(60))).await;
+    let lock = locks.with_options(Options::new().max_readers(1)).unwrap().rwlock("x").unwrap();
+    for _ in 0..20 {
+        let (one, other) = tokio::join!(lock.read(), lock.read());
+        let refused = [&one, &other].map(|outcome| matches!(outcome, Err(Error::TooManyReaders { .. })));
+        assert_ne!(refused[0], refused[1], "{one:?} {other:?}");
+        one.or(other).unwrap().release().await.unwrap();
+    }
+    drop((lock, locks));
+    server.assert_nothing_left().await;
+}
+
 /// Calls retry for their own `outage_limit`: three of them outlast an outage of more than three
 /// node timeouts, another fails after its limit.
 #[tokio::test(flavor = "multi_thread")]

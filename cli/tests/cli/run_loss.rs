@@ -81,7 +81,8 @@ async fn revoked_lock_ends_the_command() {
     ends(grandchild).await;
 }
 
-/// A minute of the lease is left, as far as `run` knew: the grace counts from TERM all the same.
+/// A minute of the lease is left, as far as `run` knew: the grace counts from TERM all the same, in
+/// `run` as in its watchdog, which alone would end the command in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_lock_leaves_a_command_the_grace_and_no_more() {
     let server = Server::start().await;
@@ -95,6 +96,7 @@ async fn revoked_lock_leaves_a_command_the_grace_and_no_more() {
     let start = Stopwatch::start();
     let ended = running.end().await;
     assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(ended.stderr.contains("KILL in 1.0s"), "{ended:?}");
     ends(command).await;
     ends(grandchild).await;
     assert!(start.undisturbed() < Duration::from_secs(8), "{start:?}");

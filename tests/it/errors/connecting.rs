@@ -169,8 +169,10 @@ async fn a_cluster_that_forms_is_waited_for() {
     assert!(cause(&error).to_string().contains("knows no slots"), "{error:?}");
     assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
     let patient = locks(patient());
+    let asked = async || server.calls("cmdstat_cluster").await;
+    let before = asked().await;
     let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    eventually("the call finds no slots", async || asked().await > before + 1).await;
     serve_all_slots(&server).await;
     soon("its slots are served", waiting).await.unwrap().unwrap();
 }

@@ -2,11 +2,32 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use redlatch::{Error, Locks, Member, Nesting, Options, Owner, Renewal};
 use tokio::task::JoinSet;
 
-use crate::support::{Server, eventually, soon};
+use crate::support::{Proxy, Server, eventually, soon};
+
+/// A try whose reply is lost may have been granted all locks: it is undone.
+#[tokio::test]
+async fn a_try_without_a_reply_leaves_no_lock() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = Options::new().node_timeout(Duration::from_millis(300));
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    let all = locks.all([locks.mutex("a").unwrap(), locks.mutex("b").unwrap()]).unwrap();
+    all.try_lock().await.unwrap().unwrap().release().await.unwrap();
+    proxy.hold_replies(true);
+    assert!(matches!(all.try_lock().await, Err(Error::Redis { .. })));
+    assert_eq!(server.run::<u64>(&["EXISTS", "lock:a", "lock:b"]).await, 2, "the server has granted both");
+    proxy.hold_replies(false);
+    soon("settled() returns", locks.settled()).await;
+    assert_eq!(server.run::<u64>(&["EXISTS", "lock:a", "lock:b"]).await, 0);
+    drop((all, locks));
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
 
 #[tokio::test]
 async fn a_member_enters_the_hold_of_its_owner() {

@@ -260,6 +260,24 @@ async fn quorum_tokens_grow_although_clocks_disagree() {
     }
 }
 
+/// A client has reached only one node so far, so it does not know the clocks of a majority: a
+/// proposal made then would be far smaller than tokens that the nodes have forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_first_token_waits_for_the_clocks_of_a_majority() {
+    let mut quorum = Quorum::durable(3).await;
+    let (now, down) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros(), 0b110);
+    quorum.kill(down);
+    let client = Locks::builder().quorum(quorum.urls()).options(options()).connect_lazily().unwrap();
+    let lock = Kind::Mutex.lock(&client, "lazy");
+    assert!(matches!(lock.try_lock().await, Err(Error::NoQuorum { .. })));
+    quorum.restart(down).await;
+    let guard = soon("the lock is granted", lock.lock()).await.unwrap();
+    assert!(u128::from(guard.token()) > now, "{} at {now}", guard.token());
+    guard.release().await.unwrap();
+    drop((lock, client));
+    quorum.finish().await;
+}
+
 /// Four clients compete for a lock on nodes that are minutes to hours ahead. Each client's
 /// proposals are exceeded by others', and each still acquires the lock.
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use redlatch::{LeaseEnd, Locks, Options, Wakeups};
+use redlatch::{Event, LeaseEnd, Locks, Options, Wakeups};
 
 use crate::suite::local_turns::{contended, waiting};
 use crate::support::{AnyLock, Proxy, Server, eventually, patient, soon};
@@ -37,6 +37,42 @@ async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
     proxy.hold_requests(false);
     soon("all is released", locks.settled()).await;
     drop(locks);
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
+
+/// An answer ends the outage of a call that waits: two short ones, further apart than it outlasts
+/// one, are not one long outage.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_outlasts_several_short_outages() {
+    let limit = Duration::from_secs(4);
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let polls = Options::new().wakeups(Wakeups::Poll).poll_cap(limit / 20).node_timeout(limit / 20);
+    let locks = Locks::builder().server(proxy.url()).options(polls.outage_limit(limit));
+    let locks = locks.connect().await.unwrap();
+    let mut events = locks.events();
+    let lock = locks.mutex("x").unwrap();
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    for _ in 0..2 {
+        let later = Instant::now() + limit;
+        eventually("the limit has passed", || async { Instant::now() > later }).await;
+        proxy.set_drops_requests(true);
+        proxy.cut();
+        let began = async { while !matches!(events.next().await, Some(Event::OutageBegan { .. })) {} };
+        soon("an outage begins", began).await;
+        proxy.set_drops_requests(false);
+        proxy.cut();
+        let answered = server.scripts_run().await + 3;
+        let goes_on = || async { waiting.is_finished() || server.scripts_run().await >= answered };
+        eventually("the next polls are answered", goes_on).await;
+    }
+    assert!(!waiting.is_finished(), "it failed though the server answered between");
+    guard.release().await.unwrap();
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    drop((locks, holder));
     proxy.outlive_clients().await;
     server.assert_nothing_left().await;
 }

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Locks, Options};
+use redlatch::{Error, Locks, Options, Wakeups};
 use tokio::task::JoinSet;
 
-use crate::support::{Proxy, Server, Stopwatch, soon};
+use crate::support::{Proxy, Server, Stopwatch, count_waiters, eventually, queued, soon};
 
 const MANY: usize = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
 
@@ -114,6 +114,67 @@ async fn abandoned_request_in_the_queue_is_never_sent() {
     println!("FIG {run} scripts for {TRIES} calls that gave up");
     assert!(run <= 2 * (64 + 4 * 64) + 64, "{run}");
     drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The requests have left that queue, in batches: the server may have granted them, so each one is
+/// undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_are_dropped_after_their_batch_was_written_leave_no_lock() {
+    const CALLS: usize = 40;
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let patient = Options::new().node_timeout(Duration::from_secs(20));
+    let locks = Locks::builder().server(proxy.url()).options(patient).connect().await.unwrap();
+    locks.mutex("first").unwrap().try_lock().await.unwrap().unwrap().release().await.unwrap();
+    proxy.hold_replies(true);
+    let mut tasks = JoinSet::new();
+    for number in 0..CALLS {
+        let mutex = locks.mutex(format!("burst-{number}")).unwrap();
+        tasks.spawn(async move { mutex.try_lock().await });
+    }
+    let held = async || server.run::<Vec<String>>(&["KEYS", "lock:burst-*"]).await.len();
+    eventually("all are granted", async || held().await == CALLS).await;
+    tasks.shutdown().await;
+    proxy.hold_replies(false);
+    soon("settled() returns", locks.settled()).await;
+    assert_eq!(held().await, 0);
+    drop(locks);
+    proxy.outlive_clients().await;
+    server.assert_nothing_left().await;
+}
+
+/// A call that waits in Redis is dropped while its next poll is in the client's queue: the poll is
+/// never sent, but its place there is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poll_that_was_not_sent_leaves_no_place() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let polls = Options::new().node_timeout(Duration::from_secs(20)).wakeups(Wakeups::Poll);
+    let locks = server.locks_with(polls.poll_cap(Duration::from_secs(1))).await;
+    let places = count_waiters("{lock:x}:waiters");
+    let lock = locks.mutex("x").unwrap();
+    let waiting =
+        queued(async || vec![server.run(&places).await], async move { lock.lock().await.map(drop) }).await;
+    server.pause();
+    let mut tasks = JoinSet::new();
+    for number in 0..2_000 {
+        let mutex = locks.mutex(format!("burst-{number}")).unwrap();
+        tasks.spawn(async move { mutex.try_lock().await.map(drop) });
+    }
+    let later = Instant::now() + Duration::from_secs(2);
+    eventually("a poll was due", async || Instant::now() > later).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    server.resume();
+    while let Some(outcome) = tasks.join_next().await {
+        outcome.unwrap().unwrap();
+    }
+    soon("settled() returns", locks.settled()).await;
+    assert_eq!(server.run::<u64>(&places).await, 0);
+    guard.release().await.unwrap();
+    drop((locks, holder));
     server.assert_nothing_left().await;
 }
 

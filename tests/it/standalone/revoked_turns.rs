@@ -1,12 +1,15 @@
 //! A client revokes a lock while the grant of one of its own tasks is on the way to that task.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use redlatch::Locks;
+
 use crate::suite::local_turns::{Locking, contended, waiting};
 use crate::suite::shared_reads;
-use crate::support::{AnyLock, Kind, Server, patient, soon};
+use crate::support::{AnyLock, Kind, Proxy, Server, eventually, patient, soon};
 
 /// Polls a call that waits until the server has queued it.
 async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
@@ -46,6 +49,40 @@ async fn a_hold_that_is_revoked_before_its_task_runs_is_not_passed_on() {
         second.release().await.unwrap();
     }
     drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+/// The same for a grant that comes while the request to revoke it is on its way to the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_granted_before_its_revocation_arrives_is_not_passed_on() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = patient().local_turn(Duration::from_secs(7));
+    let locks = Locks::builder().server(proxy.url()).options(options.clone()).connect().await.unwrap();
+    let lock = Kind::Mutex.lock(&locks, "x");
+    let rival = Kind::Mutex.lock(&server.locks_with(options).await, "x");
+    contended(&lock).await.release().await.unwrap();
+    let held = rival.lock().await.unwrap();
+    let mut first = waiting(&lock).await;
+    queued(&server, &lock, &mut first).await;
+    let second = waiting(&lock).await;
+    proxy.hold_requests(true);
+    let before = proxy.held();
+    {
+        let mut revoking = pin!(lock.force_release());
+        assert!(poll_fn(|context| Poll::Ready(revoking.as_mut().poll(context))).await.is_pending());
+        eventually("the request is on its way", async || proxy.held() > before).await;
+        held.release().await.unwrap();
+        proxy.hold_requests(false);
+        assert!(soon("it is revoked", revoking).await.unwrap(), "the first one has it");
+    }
+    let first = soon("the first one learns of its grant", first).await.unwrap();
+    let _revoked = first.release().await;
+    let second = soon("the second one acquires", second).await.unwrap();
+    assert!(server.run::<bool>(&["EXISTS", lock.key()]).await, "another task has a revoked hold");
+    second.release().await.unwrap();
+    drop((lock, locks, rival));
+    proxy.outlive_clients().await;
     server.assert_nothing_left().await;
 }
 

@@ -183,6 +183,30 @@ async fn waiters_poll_as_soon_as_a_broken_subscription_is_replaced() {
     server.assert_nothing_left().await;
 }
 
+/// The pause before another try grows only while tries fail: else a client would be without
+/// messages for five seconds after the ninth lost subscription of its life.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ninth_lost_subscription_is_replaced_as_fast_as_the_first() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let client = Client::of(&server).await;
+    let guard = holder.lock().await.unwrap();
+    let waiting = client.waits(&server).await;
+    let mut replaced = Vec::new();
+    for _ in 0..9 {
+        let start = Stopwatch::start();
+        client.subscribes_again(&server).await;
+        replaced.push(start.stop());
+    }
+    let last = replaced[6..].iter().map(Stopwatch::undisturbed).min().unwrap();
+    assert!(last < Duration::from_secs(1), "{replaced:?}");
+    guard.release().await.unwrap();
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    client.end().await;
+    drop(holder);
+    server.assert_nothing_left().await;
+}
+
 /// The shortest pause between two polls of a waiter once its pauses have grown, by the marks that
 /// each poll leaves, on the server's clock.
 async fn pause(server: &Server, options: Options) -> Duration {

@@ -228,6 +228,27 @@ async fn waiter_acquires_after_foreign_key_of_same_layout() {
     }
 }
 
+/// The key of a held lock is overwritten. The holder learns that at its next renewal, long before
+/// its deadline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_key_was_overwritten_has_lost_the_lock() {
+    let server = Server::start().await;
+    let locks = server.locks_with(unrenewed()).await;
+    for kind in KINDS {
+        let lock = kind.lock(&locks, kind.name());
+        let guard = lock.lock().await.unwrap();
+        server.run::<()>(&["DEL", lock.key()]).await;
+        server.run::<()>(&["RPUSH", lock.key(), "another program's"]).await;
+        let renewed = guard.lease().renew().await;
+        assert!(matches!(renewed, Err(Error::Lost { .. })), "{kind:?}: {renewed:?}");
+        assert!(guard.lease().is_lost(), "{kind:?}");
+        server.run::<()>(&["DEL", lock.key()]).await;
+    }
+    soon("settled() returns", locks.settled()).await;
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
 /// Another program's hash has fields with names of this crate: abandoned calls leave it unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_abandoned_calls_leave_foreign_hash_unchanged() {
