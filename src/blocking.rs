@@ -170,8 +170,8 @@ impl Locks {
         self.locks.is_idle()
     }
 
-    /// Waits until all dropped guards have been released, or their TTLs have expired. See
-    /// [`settled`](crate::Locks::settled).
+    /// Waits until all dropped guards have been released: while no server replies, without a limit;
+    /// [`close`](Locks::close) has one. See [`settled`](crate::Locks::settled).
     ///
     /// # Errors
     /// - [`Error::Config`] with [`InsideRuntime`](crate::ConfigError::InsideRuntime): the thread is

@@ -46,7 +46,7 @@
 //! | `tls` | | `rediss://` with rustls; `LocksBuilder::tls` for private CAs and client certificates |
 //! | `tracing` | | events for lost leases, outages, failed renewals and releases; spans for each call |
 //! | `blocking` | | `redlatch::blocking`: the same locks for programs [without async][without-async] |
-//! | `metrics` | | counters and histograms, for any recorder of the facade `metrics`: [the page][metrics] |
+//! | `metrics` | | counters, gauges and histograms, for any recorder of the facade `metrics`: [the page][metrics] |
 //! | `simulation` | | nothing for users: for the crate's own tests |
 //!
 //! The client library is `redis` 1.8, re-exported.

@@ -231,8 +231,8 @@ impl Mutex {
     /// false if it was free.
     ///
     /// The former holder learns of it from its release or its next renewal, at most a third of its
-    /// TTL later. Until then its `is_lost()` is false. Let the resource compare fencing
-    /// tokens: the next one is larger.
+    /// TTL later, with [`Renewal::Never`](crate::Renewal::Never) at its deadline. Until then its
+    /// `is_lost()` is false. Let the resource compare fencing tokens: the next one is larger.
     ///
     /// # Errors
     /// - [`Error::Redis`]: the server fails.

@@ -174,9 +174,9 @@ impl Options {
     }
 
     /// Sets how many holds an owner may have on one re-entrant lock at a time, or on one side of a
-    /// read-write lock, from 1 to 1,024; 255 by default. Waiting readers of one owner are admitted
-    /// together, whatever their number. One hold more returns
-    /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion.
+    /// read-write lock, from 1 to 1,024; 255 by default. One hold more returns
+    /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion; so do waiting
+    /// readers of one owner, if there are more.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;
         self.mark_set(Field::MaxDepth)
@@ -309,13 +309,15 @@ impl Options {
     }
 
     /// Sets for how long tasks of this client may pass a lock to each other, or read together,
-    /// without a request, before the next client has its turn; up to 10 seconds and a quarter of
-    /// the TTL, 1 ms by default. Zero switches it off. The guide [waiting](crate::guide::waiting)
-    /// has pictures.
+    /// without a request, before the next client has its turn; up to 10 seconds, 1 ms by default.
+    /// Zero switches it off. The guide [waiting](crate::guide::waiting) has pictures.
     ///
-    /// It counts from when the client learns of the grant by the server. Within it, the release of
-    /// a mutex or of a write hands the lock to the task that has waited longest, if its options are
-    /// the same; tasks that read join the hold. Each has a lease of its own.
+    /// It counts from when the client learns of the grant by the server. It ends after a quarter of
+    /// the time for which the lease is valid then: of at most 3 s if a message granted it.
+    ///
+    /// Within it, the release of a mutex or of a write hands the lock to the task that has waited
+    /// longest, if its options are the same; tasks that read join the hold. Each has a lease of its
+    /// own.
     ///
     /// A grant reserves up to 1,000 fencing tokens for that, if tasks compete for the lock, or did
     /// so lately: once they are used, the turn is over.

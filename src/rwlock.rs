@@ -331,7 +331,7 @@ impl RwLock {
     /// there was no reader. A writer keeps its hold.
     ///
     /// The readers learn of it from their releases or their next renewals, at most a third of their
-    /// TTL later.
+    /// TTL later, with [`Renewal::Never`](crate::Renewal::Never) at their deadlines.
     ///
     /// # Errors
     /// - [`Error::Redis`]: the server fails.
@@ -351,8 +351,8 @@ impl RwLock {
     /// there was no writer. The writer's owner keeps its holds to read.
     ///
     /// The writer learns of it from its release or its next renewal, at most a third of its TTL
-    /// later. Until then its `is_lost()` is false. Let the resource compare fencing
-    /// tokens: the next writer's is larger.
+    /// later, with [`Renewal::Never`](crate::Renewal::Never) at its deadline. Until then its
+    /// `is_lost()` is false. Let the resource compare fencing tokens: the next writer's is larger.
     ///
     /// # Errors
     /// - Those of [`force_release_read`](RwLock::force_release_read).

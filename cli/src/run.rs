@@ -27,8 +27,9 @@ const CODES: &str = "\
 Exit codes:
   the command's own, or 128 and the number of the signal that ended it
   1    the lock is held, with -n or after -w; -E sets another code
-  64   the arguments are invalid; nothing was sent
-  69   the server cannot be reached, does not reply, or refuses for what may pass by itself
+  64   the arguments are invalid, or two servers that were named are one
+  69   the server cannot be reached, does not reply, or refuses for what may pass by itself; or
+       the lock has too many holds, or another reader already waits to write
   71   the system refused a process, a pipe or a signal
   75   the lock was lost before the command ended, or --max-hold was reached
   77   the server refuses the password, a right, a certificate or the database, is not what it was

@@ -21,8 +21,10 @@ pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain};
 /// errors](crate::guide::errors) says what to do about each.
 ///
 /// The text names the operation, the lock, the server where there is one, and the reason. It does
-/// not repeat the [source](std::error::Error::source), so log both. The source is the client
-/// library's error: it can be downcast to [`redis::RedisError`].
+/// not repeat the [source](std::error::Error::source), so log both.
+///
+/// The source is the client library's error: it can be downcast to [`redis::RedisError`]. That of
+/// [`Unconfirmed`](Error::Unconfirmed) is an `Error`.
 ///
 /// ```
 /// use std::error::Error as _;

@@ -28,7 +28,8 @@ impl Locks {
     /// ```
     ///
     /// The former holder learns of it from its release or its next renewal, at most a third of its
-    /// TTL later. Of a read-write lock, the holds of the owner on both sides are revoked.
+    /// TTL later, with [`Renewal::Never`](crate::Renewal::Never) at its deadline. Of a read-write
+    /// lock, the holds of the owner on both sides are revoked.
     ///
     /// # Errors
     /// - [`Error::Name`]: the name is refused; no request is sent.
