@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::build::Tree;
 use super::{
-    CLIENT_TEST_MUTANTS, Edit, FINDING_MUTANTS, LEASE_TEST_MUTANTS, QUORUM_TEST_MUTANTS, TEST_MUTANTS,
-    TURN_MUTANTS,
+    CLIENT_TEST_MUTANTS, Edit, FINDING_MUTANTS, LEASE_TEST_MUTANTS, PLANTED_MUTANTS, QUORUM_TEST_MUTANTS,
+    TEST_MUTANTS, TURN_MUTANTS,
 };
 
 /// The crate with one mistake, and the test that must fail on it.
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// The mutants of all tables.
 pub fn all() -> impl Iterator<Item = &'static TestMutant> {
     let others = CLIENT_TEST_MUTANTS.iter().chain(QUORUM_TEST_MUTANTS).chain(FINDING_MUTANTS);
-    TEST_MUTANTS.iter().chain(others).chain(LEASE_TEST_MUTANTS).chain(TURN_MUTANTS)
+    TEST_MUTANTS.iter().chain(others).chain(LEASE_TEST_MUTANTS).chain(TURN_MUTANTS).chain(PLANTED_MUTANTS)
 }
 
 #[derive(Debug, PartialEq)]
