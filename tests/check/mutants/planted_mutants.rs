@@ -91,4 +91,18 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         edits: &[edit("src/options/partial.rs", "                all.set_fields.0 |= set_fields.0;\n", "")],
         test: "options::a_limit_of_readers_for_some_locks_counts_tasks",
     },
+    TestMutant {
+        name: "new-connection-forgets-what-is-reserved",
+        edits: &[edit("src/lease/renewal.rs", "token.get() + more);", "token.get().max(more));")],
+        test: "standalone::reserved_tokens::a_lease_that_has_reserved_tokens_outlives_its_connection",
+    },
+    TestMutant {
+        name: "missing-replicas-are-not-forgotten",
+        edits: &[edit(
+            "src/lease/acquire.rs",
+            "        self.waiter.grant_clock = clock;\n        self.progress.replica_failure = None;\n",
+            "        self.waiter.grant_clock = clock;\n",
+        )],
+        test: "replicas::confirmation::replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out",
+    },
 ];

@@ -168,6 +168,27 @@ async fn replicas_standalone_timeout_may_equal_the_node_timeout() {
     master.assert_nothing_left().await;
 }
 
+/// The first grant was not confirmed; then another client has had the lock, for longer than the call
+/// waits. So it has timed out: replicas were not what it lacked.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out() {
+    let (master, replicas) = group(1).await;
+    let locks = master.locks_with(ttl(10_000).replicas(1, TIMEOUT)).await;
+    let plain = master.locks().await;
+    let (lock, other) = (Kind::Mutex.lock(&locks, "x"), Kind::Mutex.lock(&plain, "x"));
+    replicas[0].pause();
+    let before = waits(&master).await;
+    let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(5)).await });
+    eventually("a grant is not confirmed", async || waits(&master).await > before).await;
+    let guard = soon("another client acquires the lock", other.lock()).await.unwrap();
+    replicas[0].resume();
+    let outcome = soon("the limit passes", waiting).await.unwrap();
+    assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
+    guard.release().await.unwrap();
+    drop((other, plain, locks));
+    master.assert_nothing_left().await;
+}
+
 /// A master that is demoted unblocks every WAIT. A waiter then retries and acquires the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_waiter_retries_after_a_demotion() {

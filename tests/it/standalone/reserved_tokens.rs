@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Fencing, Locks, Options, Wakeups};
 
+use super::revoked_turns::queued;
 use crate::suite::local_turns::{contended, waiting};
-use crate::support::{AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, soon};
+use crate::support::{
+    AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, renewed_by, soon, ttl,
+};
 
 /// A counter that is lost is rebuilt from the server's clock. So a client whose counter is ahead of
 /// that clock reserves nothing, also if no task has waited for the lock for a moment.
@@ -41,6 +44,31 @@ async fn no_token_is_reserved_while_the_counter_is_ahead_of_the_clock() {
         eventually("no task is left", || async { locks.is_idle() }).await;
     }
     drop((lock, locks));
+    server.assert_nothing_left().await;
+}
+
+/// On a new connection, a counter above the tokens of a lease shows that the lock was granted since.
+/// It is above the token of the first task by all that the lease has reserved for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_has_reserved_tokens_outlives_its_connection() {
+    let server = Server::start().await;
+    let options = ttl(3_000).local_turn(Duration::from_millis(700));
+    let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
+    let (lock, rival) = (Kind::Mutex.lock(&locks, "x"), Kind::Mutex.lock(&others, "x"));
+    contended(&lock).await.release().await.unwrap();
+    let held = rival.lock().await.unwrap();
+    let mut first = waiting(&lock).await;
+    queued(&server, &lock, &mut first).await;
+    let second = waiting(&lock).await;
+    held.release().await.unwrap();
+    let first = soon("the first task is granted the lock", first).await.unwrap();
+    let counter: u64 = server.run(&["GET", "{lock:x}:fence"]).await;
+    assert!(counter > first.token(), "nothing is reserved");
+    server.kill_connections().await;
+    renewed_by(first.lease(), Duration::from_secs(3)).await;
+    first.release().await.unwrap();
+    soon("the second task acquires", second).await.unwrap().release().await.unwrap();
+    drop((lock, rival, locks, others));
     server.assert_nothing_left().await;
 }
 

@@ -12,7 +12,7 @@ use crate::suite::shared_reads;
 use crate::support::{AnyLock, Kind, Proxy, Server, eventually, patient, soon};
 
 /// Polls a call that waits until the server has queued it.
-async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
+pub(super) async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
     let queue = format!("{{{}}}:waiters", lock.key());
     let queues = async {
         while server.waiters(&queue).await == 0 {
