@@ -105,4 +105,13 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         )],
         test: "replicas::confirmation::replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out",
     },
+    TestMutant {
+        name: "node-that-failed-late-has-released",
+        edits: &[edit(
+            "src/lease/release.rs",
+            "votes.iter().filter(|(_, outcome)| outcome.is_ok());",
+            "votes.iter();",
+        )],
+        test: "quorum::late_requests::quorum_release_that_a_node_never_got_is_repeated",
+    },
 ];

@@ -113,6 +113,26 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
     quorum.finish_behind(proxies).await;
 }
 
+/// A node never gets the release of a lock that the others have released: the connection to it is
+/// silent. The next connection brings another release.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_release_that_a_node_never_got_is_repeated() {
+    let quorum = Quorum::start(3).await;
+    let proxies = quorum.proxies().await;
+    let client = quorum.client_behind(&proxies, options().ttl(Duration::from_secs(600))).await;
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let guard = quorum.take(&lock).await;
+        proxies[2].hold_requests(true);
+        guard.release().await.unwrap();
+        quorum.wait_for(0b111, 0, &lock).await;
+        proxies[2].hold_requests(false);
+    }
+    client.settled().await;
+    drop(client);
+    quorum.finish_behind(proxies).await;
+}
+
 /// Two of three nodes grant the lock. One of them gets its request late, as the client first has to
 /// connect to it. The lease counts from the request to the other one, where it expires earlier.
 ///
