@@ -168,8 +168,8 @@ async fn replicas_standalone_timeout_may_equal_the_node_timeout() {
     master.assert_nothing_left().await;
 }
 
-/// The first grant was not confirmed; then another client has had the lock, for longer than the call
-/// waits. So it has timed out: replicas were not what it lacked.
+/// The first grant was not confirmed; then another client has had the lock, for longer than the
+/// call waits. So it has timed out: replicas were not what it lacked.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out() {
     let (master, replicas) = group(1).await;

@@ -47,8 +47,8 @@ async fn no_token_is_reserved_while_the_counter_is_ahead_of_the_clock() {
     server.assert_nothing_left().await;
 }
 
-/// On a new connection, a counter above the tokens of a lease shows that the lock was granted since.
-/// It is above the token of the first task by all that the lease has reserved for others.
+/// On a new connection, a counter above the tokens of a lease shows that the lock was granted
+/// since. It is above the token of the first task by all that the lease has reserved for others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_has_reserved_tokens_outlives_its_connection() {
     let server = Server::start().await;
