@@ -114,4 +114,13 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         )],
         test: "quorum::late_requests::quorum_release_that_a_node_never_got_is_repeated",
     },
+    TestMutant {
+        name: "partial-grant-of-a-nested-try-stays",
+        edits: &[edit(
+            "src/lease/local_wait.rs",
+            "AcquireOutcome::NoMajority { .. } => guard.abandon(),",
+            "AcquireOutcome::NoMajority { .. } => {}",
+        )],
+        test: "quorum::refusals::quorum_try_before_the_local_queue_leaves_no_partial_grant",
+    },
 ];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redlatch::{Error, Locks, Owner, Renewal};
+use tokio::task::JoinSet;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, no_quorum, options};
 use crate::support::{AnyLock, Kind, Stopwatch, eventually, soon};
@@ -36,6 +37,36 @@ async fn quorum_grant_of_a_minority_is_released_if_a_majority_refuses() {
         assert_eq!(quorum.having(other, lock.key()).await, 0, "{kind:?}: after lock");
         quorum.run::<u64>(foreign, &["DEL", lock.key()]).await;
     }
+    quorum.finish().await;
+}
+
+/// A call with an owner tries once before it waits behind another task of its client. What a
+/// minority has granted it then is released: else that node is without a vote until the TTL.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_try_before_the_local_queue_leaves_no_partial_grant() {
+    let mut quorum = Quorum::durable(3).await;
+    let lone = Locks::builder().quorum([quorum.servers[1].url()]).options(options()).connect().await.unwrap();
+    let client = quorum.client(options().ttl(Duration::from_secs(600))).await;
+    let lock = || client.reentrant("x", &Owner::new()).unwrap();
+    // This loads the scripts into all nodes.
+    lock().lock().await.unwrap().release().await.unwrap();
+    let other = lone.reentrant("x", &Owner::new()).unwrap().lock().await.unwrap();
+    quorum.kill(0b001);
+    let mut tasks = JoinSet::new();
+    for _ in 0..6 {
+        let (lock, asked) = (lock(), quorum.servers[2].scripts_run().await + 2);
+        tasks.spawn(async move { lock.lock_timeout(4 * TIMEOUT).await.map(drop) });
+        // One after the other: the third node is free again.
+        eventually("it has tried", async || quorum.servers[2].scripts_run().await >= asked).await;
+    }
+    while let Some(outcome) = soon("the limit passes", tasks.join_next()).await {
+        assert!(outcome.unwrap().is_err(), "a node is down, and another one has another holder");
+    }
+    eventually("the third node is free", async || quorum.having(0b100, "lock:x").await == 0).await;
+    other.release().await.unwrap();
+    quorum.restart(0b001).await;
+    client.settled().await;
+    drop((client, lone));
     quorum.finish().await;
 }
 
