@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Proxy, Server, eventually, soon};
 
-/// A try whose reply is lost may have been granted all locks: it is undone.
+/// A try without a reply may have been granted all locks: it is undone.
 #[tokio::test]
 async fn a_try_without_a_reply_leaves_no_lock() {
     let server = Server::start().await;
