@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard};
 
 use super::local_turns::reports;
-use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, is_read_on_all_nodes, patient, soon};
 
 pub type Reading = Pin<Box<dyn Future<Output = Result<RwLockReadGuard, Error>>>>;
 
@@ -62,6 +62,7 @@ pub async fn tasks_read_under_one_hold_without_a_request(setup: Setup) {
     let lock = reading(&setup, "shared", long_turn().ttl(Duration::from_secs(600))).await;
     let rival = setup.rival("shared").await;
     let first = lock.read().await.unwrap();
+    is_read_on_all_nodes(&setup.deployment, &lock).await;
     let before = setup.deployment.scripts_run().await;
     let mut guards = Vec::new();
     for _ in 0..20 {
@@ -303,6 +304,7 @@ pub async fn readers_share_only_what_they_may(setup: Setup) {
 pub async fn a_downgraded_hold_may_be_joined(setup: Setup) {
     let lock = reading(&setup, "down", long_turn()).await;
     let first = lock.write().await.unwrap().downgrade().await.unwrap();
+    is_read_on_all_nodes(&setup.deployment, &lock).await;
     let before = setup.deployment.scripts_run().await;
     let second = lock.read().await.unwrap();
     assert_eq!(setup.deployment.scripts_run().await, before, "no request");

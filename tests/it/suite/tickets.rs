@@ -123,6 +123,10 @@ pub async fn a_ticket_for_another_lock_is_refused(setup: Setup) {
     let locks = setup.client().await;
     let lock = setup.kind.lock(&locks, "this");
     let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
+    // A grant does not wait for the slowest nodes of a quorum.
+    let (key, deployment) = (lock.key(), &setup.deployment);
+    let held = async || deployment.run_at::<u64>(key, &["EXISTS", key]).await.iter().all(|count| *count == 1);
+    eventually("all nodes have it", held).await;
     let before = setup.deployment.scripts_run().await;
     let mut refused = vec![(setup.kind.lock(&locks, "other").adopt(&ticket).await, "name")];
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
