@@ -175,8 +175,8 @@ impl Options {
 
     /// Sets how many holds an owner may have on one re-entrant lock at a time, or on one side of a
     /// read-write lock, from 1 to 1,024; 255 by default. One hold more returns
-    /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion; so do waiting
-    /// readers of one owner, if there are more.
+    /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion. If more readers
+    /// of one owner wait, the others get it once these are admitted.
     pub fn max_depth(mut self, holds: u32) -> Options {
         self.max_depth = holds;
         self.mark_set(Field::MaxDepth)

@@ -110,7 +110,7 @@ impl Keeper {
             && self.schedule().has_asked_since(confirmed)
     }
 
-    /// Loses each lease whose lock has been granted since: its counter is above all tokens that the
+    /// Loses each lease of a lock that was granted since: the counter is above all tokens that the
     /// lease has reserved. If no answer comes, the connection is replaced, and all leases are asked
     /// about once more.
     ///
