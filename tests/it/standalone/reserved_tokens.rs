@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Fencing, Locks, Options, Wakeups};
 
-use super::revoked_turns::queued;
+use super::revoked_turns::two_wait;
 use crate::suite::local_turns::{contended, waiting};
 use crate::support::{
     AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, renewed_by, soon, ttl,
@@ -55,11 +55,7 @@ async fn a_lease_that_has_reserved_tokens_outlives_its_connection() {
     let options = ttl(3_000).local_turn(Duration::from_millis(700));
     let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
     let (lock, rival) = (Kind::Mutex.lock(&locks, "x"), Kind::Mutex.lock(&others, "x"));
-    contended(&lock).await.release().await.unwrap();
-    let held = rival.lock().await.unwrap();
-    let mut first = waiting(&lock).await;
-    queued(&server, &lock, &mut first).await;
-    let second = waiting(&lock).await;
+    let (held, [first, second]) = two_wait(&server, &lock, &rival).await;
     held.release().await.unwrap();
     let first = soon("the first task is granted the lock", first).await.unwrap();
     let counter: u64 = server.run(&["GET", "{lock:x}:fence"]).await;

@@ -9,10 +9,10 @@ use redlatch::Locks;
 
 use crate::suite::local_turns::{Locking, contended, waiting};
 use crate::suite::shared_reads;
-use crate::support::{AnyLock, Kind, Proxy, Server, eventually, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, eventually, patient, soon};
 
 /// Polls a call that waits until the server has queued it.
-pub(super) async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
+async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
     let queue = format!("{{{}}}:waiters", lock.key());
     let queues = async {
         while server.waiters(&queue).await == 0 {
@@ -20,6 +20,16 @@ pub(super) async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) 
         }
     };
     soon("the call queues", queues).await;
+}
+
+/// Two tasks wait while another client holds the lock: the first one in Redis, the second one
+/// behind it. Tokens will be reserved for both.
+pub(super) async fn two_wait(server: &Server, lock: &AnyLock, rival: &AnyLock) -> (AnyGuard, [Locking; 2]) {
+    contended(lock).await.release().await.unwrap();
+    let held = rival.lock().await.unwrap();
+    let mut first = waiting(lock).await;
+    queued(server, lock, &mut first).await;
+    (held, [first, waiting(lock).await])
 }
 
 /// The message with the grant arrives before the lock is revoked, and the task runs after it: no
@@ -31,11 +41,7 @@ async fn a_hold_that_is_revoked_before_its_task_runs_is_not_passed_on() {
     let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
     for kind in [Kind::Mutex, Kind::Write] {
         let (lock, rival) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
-        contended(&lock).await.release().await.unwrap();
-        let held = rival.lock().await.unwrap();
-        let mut first = waiting(&lock).await;
-        queued(&server, &lock, &mut first).await;
-        let second = waiting(&lock).await;
+        let (held, [first, second]) = two_wait(&server, &lock, &rival).await;
         held.release().await.unwrap();
         assert!(lock.force_release().await.unwrap(), "the first one has it");
         let first = soon("the first one learns of its grant", first).await.unwrap();
@@ -61,11 +67,7 @@ async fn a_hold_that_is_granted_before_its_revocation_arrives_is_not_passed_on()
     let locks = Locks::builder().server(proxy.url()).options(options.clone()).connect().await.unwrap();
     let lock = Kind::Mutex.lock(&locks, "x");
     let rival = Kind::Mutex.lock(&server.locks_with(options).await, "x");
-    contended(&lock).await.release().await.unwrap();
-    let held = rival.lock().await.unwrap();
-    let mut first = waiting(&lock).await;
-    queued(&server, &lock, &mut first).await;
-    let second = waiting(&lock).await;
+    let (held, [first, second]) = two_wait(&server, &lock, &rival).await;
     proxy.hold_requests(true);
     let before = proxy.held();
     {
