@@ -121,8 +121,9 @@ pub async fn lost_on_its_way(locks: &Locks, server: &Server, tag: &str) {
 }
 
 /// The reply to a task that is polled late came from a connection before this one. The client has
-/// asked about its leases meanwhile, and this was none of them yet.
-#[tokio::test(flavor = "multi_thread")]
+/// asked about its leases meanwhile, and this was none of them yet. One thread: no reply can come
+/// during the first poll.
+#[tokio::test]
 async fn a_grant_that_is_learned_late_is_asked_about() {
     let server = Server::start().await;
     let locks = server.locks_with(long_turn()).await;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard};
 
 use super::local_turns::reports;
-use crate::support::{AnyGuard, AnyLock, Setup, eventually, is_read_on_all_nodes, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
 
 pub type Reading = Pin<Box<dyn Future<Output = Result<RwLockReadGuard, Error>>>>;
 
@@ -62,7 +62,7 @@ pub async fn tasks_read_under_one_hold_without_a_request(setup: Setup) {
     let lock = reading(&setup, "shared", long_turn().ttl(Duration::from_secs(600))).await;
     let rival = setup.rival("shared").await;
     let first = lock.read().await.unwrap();
-    is_read_on_all_nodes(&setup.deployment, &lock).await;
+    setup.is_held_on_all_nodes(&any(&lock)).await;
     let before = setup.deployment.scripts_run().await;
     let mut guards = Vec::new();
     for _ in 0..20 {
@@ -70,7 +70,8 @@ pub async fn tasks_read_under_one_hold_without_a_request(setup: Setup) {
     }
     guards.push(lock.try_read().await.unwrap().expect("it joins"));
     guards.push(lock.read_timeout(Duration::ZERO).await.unwrap());
-    assert_eq!(setup.deployment.scripts_run().await, before, "no request");
+    let scripts = setup.deployment.scripts_run().await - before;
+    assert!(scripts <= setup.repairs(), "no request for 22 reads: {scripts}");
     assert_eq!(holds(&setup, &lock).await, 1);
     assert!(guards.iter().all(|guard| guard.lease().fencing_token() == first.lease().fencing_token()));
     let old = first.lease().clone();
@@ -304,10 +305,11 @@ pub async fn readers_share_only_what_they_may(setup: Setup) {
 pub async fn a_downgraded_hold_may_be_joined(setup: Setup) {
     let lock = reading(&setup, "down", long_turn()).await;
     let first = lock.write().await.unwrap().downgrade().await.unwrap();
-    is_read_on_all_nodes(&setup.deployment, &lock).await;
+    setup.is_held_on_all_nodes(&any(&lock)).await;
     let before = setup.deployment.scripts_run().await;
     let second = lock.read().await.unwrap();
-    assert_eq!(setup.deployment.scripts_run().await, before, "no request");
+    let scripts = setup.deployment.scripts_run().await - before;
+    assert!(scripts <= setup.repairs(), "no request: {scripts}");
     assert_eq!(second.lease().fencing_token(), first.lease().fencing_token());
     first.release().await.unwrap();
     assert_eq!(holds(&setup, &lock).await, 1);

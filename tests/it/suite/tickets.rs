@@ -123,10 +123,7 @@ pub async fn a_ticket_for_another_lock_is_refused(setup: Setup) {
     let locks = setup.client().await;
     let lock = setup.kind.lock(&locks, "this");
     let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
-    // A grant does not wait for the slowest nodes of a quorum.
-    let (key, deployment) = (lock.key(), &setup.deployment);
-    let held = async || deployment.run_at::<u64>(key, &["EXISTS", key]).await.iter().all(|count| *count == 1);
-    eventually("all nodes have it", held).await;
+    setup.is_held_on_all_nodes(&lock).await;
     let before = setup.deployment.scripts_run().await;
     let mut refused = vec![(setup.kind.lock(&locks, "other").adopt(&ticket).await, "name")];
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
@@ -138,7 +135,8 @@ pub async fn a_ticket_for_another_lock_is_refused(setup: Setup) {
         let is_named = matches!(&outcome, Err(Error::WrongTicket { differs, .. }) if *differs == what);
         assert!(is_named, "{what}: {outcome:?}");
     }
-    assert_eq!(setup.deployment.scripts_run().await, before, "no request was sent");
+    let scripts = setup.deployment.scripts_run().await - before;
+    assert!(scripts <= setup.repairs(), "no request was sent: {scripts}");
     lock.adopt(&ticket).await.unwrap().release().await.unwrap();
     drop((lock, locks));
     setup.finish().await;

@@ -40,7 +40,7 @@ pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use rwlock::{NEVER, is_read_on_all_nodes, notified_only, see};
+pub use rwlock::{NEVER, notified_only, see};
 pub use sentinel::MASTER;
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};

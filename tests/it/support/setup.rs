@@ -154,6 +154,22 @@ impl Setup {
         super::queued(async || self.deployment.run_at(&queue, &count).await, work).await
     }
 
+    /// Waits until all nodes have what this lock's call was granted: a grant does not wait for the
+    /// slowest nodes of a quorum.
+    pub async fn is_held_on_all_nodes(&self, lock: &AnyLock) {
+        let (key, deployment) = (lock.key(), &self.deployment);
+        let holds = async || deployment.run_at::<u64>(key, &["EXISTS", key]).await;
+        eventually("all nodes have it", async || holds().await.iter().all(|held| *held == 1)).await;
+        // Each node replies in the order of the requests: no further proposal of a token follows.
+        lock.inspect().await.unwrap();
+    }
+
+    /// How many scripts may run after a grant although no call sends a request: the client soon
+    /// repairs a grant that the slowest nodes of a quorum had not confirmed.
+    pub fn repairs(&self) -> u64 {
+        if self.nodes() == 1 { 0 } else { self.nodes() as u64 }
+    }
+
     /// Waits until the only waiter of all clients has polled three times. Its next pause takes two
     /// seconds: until then, it acquires only if it is notified.
     pub async fn pauses_have_grown(&self) {
