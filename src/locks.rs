@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::all::{All, Member};
 use crate::error::Error;
 use crate::events::Events;
-use crate::lease::{Client, NamedLock, SharedHolds};
+use crate::lease::{Client, NamedLock, NestedHolds};
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
@@ -50,7 +50,7 @@ pub struct Locks {
     client: Arc<Client>,
     options: Arc<Options>,
     /// What tasks of this process share.
-    holds: SharedHolds,
+    holds: NestedHolds,
 }
 
 impl Locks {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, SharedHold, SharedHolds, TOO_DEEP, Verbs,
+    Kind, Lease, LockRequest, NamedLock, NestedHold, NestedHolds, OwnedLease, Queue, TOO_DEEP, Verbs,
     acquire, run, try_acquire,
 };
 use crate::name::Name;
@@ -72,12 +72,12 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 #[derive(Clone)]
 pub struct ReentrantLock {
     pub(crate) lock: NamedLock,
-    holds: SharedHolds,
+    holds: NestedHolds,
     owner: Owner,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: NamedLock, holds: SharedHolds, owner: Owner) -> ReentrantLock {
+    pub(crate) fn new(lock: NamedLock, holds: NestedHolds, owner: Owner) -> ReentrantLock {
         ReentrantLock { lock, holds, owner }
     }
 
@@ -296,7 +296,7 @@ impl ReentrantLock {
     }
 
     /// The hold that this process already has for the same owner. `None` unless nesting is local.
-    fn outer_hold(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+    fn outer_hold(&self, request: &LockRequest) -> Result<Option<Arc<NestedHold>>, Error> {
         match request.options.nesting {
             Nesting::Local => self.holds.find(request),
             Nesting::Counted => Ok(None),
@@ -306,11 +306,11 @@ impl ReentrantLock {
     pub(crate) fn granted(&self, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
         self.guard(match request.options.nesting {
             Nesting::Local => self.holds.share(request, hold),
-            Nesting::Counted => SharedHold::of_one_guard(hold),
+            Nesting::Counted => NestedHold::of_one_guard(hold),
         })
     }
 
-    fn guard(&self, shared: Arc<SharedHold>) -> ReentrantGuard {
+    fn guard(&self, shared: Arc<NestedHold>) -> ReentrantGuard {
         ReentrantGuard { owner: self.owner.clone(), shared }
     }
 }
@@ -331,7 +331,7 @@ impl fmt::Debug for ReentrantLock {
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
     pub(crate) owner: Owner,
-    pub(crate) shared: Arc<SharedHold>,
+    pub(crate) shared: Arc<NestedHold>,
 }
 
 impl ReentrantGuard {

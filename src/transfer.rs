@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use crate::error::{Error, Operation};
-use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, OwnedLease, SharedHold, adopt};
+use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, NestedHold, OwnedLease, adopt};
 use crate::mutex::{MUTEX, Mutex, MutexGuard};
 use crate::reentrant::{REENTRANT, ReentrantGuard, ReentrantLock};
 use crate::rwlock::{READ, RwLock, RwLockReadGuard, RwLockWriteGuard, WRITE};
@@ -108,14 +108,14 @@ impl ReentrantGuard {
     ///   [`Nesting::Local`](crate::Nesting::Local) other guards share the hold.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<ReentrantGuard>> {
         let ReentrantGuard { owner, shared } = self;
-        let hold = match SharedHold::into_sole(shared) {
+        let hold = match NestedHold::into_sole(shared) {
             Ok(hold) => hold,
             Err(shared) => {
                 let error = shared_hold(shared.hold().lease());
                 return Err(IntoTicketError::new(ReentrantGuard { owner, shared }, error));
             }
         };
-        ticket_of(hold, |hold| ReentrantGuard { owner, shared: SharedHold::of_one_guard(hold) })
+        ticket_of(hold, |hold| ReentrantGuard { owner, shared: NestedHold::of_one_guard(hold) })
     }
 }
 

@@ -6,7 +6,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::try_once;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
@@ -14,6 +13,7 @@ use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
 use super::owned_lease::{GrantedLease, OwnedLease};
 use super::progress::Progress;
+use super::wait_loop::try_once;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::measure::WakeReason;

@@ -19,7 +19,6 @@ use tokio::task::AbortHandle;
 use tokio::task::coop::consume_budget;
 use tokio::time::{sleep, timeout};
 
-use super::acquire::{Acquire, try_once, wait_in_redis};
 use super::caller::Caller;
 use super::client::Client;
 use super::lease::Lease;
@@ -30,6 +29,7 @@ use super::lock_request::{LockRequest, local_turn, shares};
 use super::owned_lease::{OwnedLease, released_after};
 use super::progress::Progress;
 use super::turn::Turn;
+use super::wait_loop::{Acquire, try_once, wait_in_redis};
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;

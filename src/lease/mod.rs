@@ -2,7 +2,6 @@
 //!
 //! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its script.
 
-mod acquire;
 mod acquire_round;
 mod adoption;
 mod all_at_once;
@@ -26,6 +25,7 @@ mod local_queue;
 mod local_wait;
 mod lock_request;
 mod manual_renewal;
+mod nested_hold;
 mod off_runtime;
 mod outage_deadline;
 mod owned_lease;
@@ -37,14 +37,13 @@ mod renewal;
 mod reply_tally;
 mod schedule;
 mod schedule_entry;
-mod shared_hold;
 mod shared_poll;
 mod turn;
 mod validity;
 mod verbs;
+mod wait_loop;
 mod waiter;
 
-pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use adoption::adopt;
 pub(crate) use all_at_once::{out_of_time, send_together, try_all};
 pub(crate) use client::{Client, Servers};
@@ -54,6 +53,7 @@ pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_T
 pub use lease::Lease;
 pub use lease_end::LeaseEnd;
 pub(crate) use lock_request::{LockRequest, NamedLock};
+pub(crate) use nested_hold::{NestedHold, NestedHolds};
 pub(crate) use owned_lease::OwnedLease;
 pub(crate) use release::decide;
-pub(crate) use shared_hold::{SharedHold, SharedHolds};
+pub(crate) use wait_loop::{acquire, try_acquire};

@@ -30,7 +30,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "holder-not-announced-to-tasks-of-its-owner",
         edits: &[edit(
-            "src/lease/acquire.rs",
+            "src/lease/wait_loop.rs",
             "if let Some(front) = self.front.as_ref().filter(|_| !self.announced.is_some_and(is_known))",
             "if let Some(front) = self.front.as_ref().filter(|_| false && self.announced.is_some_and(is_known))",
         )],
@@ -39,7 +39,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "unconfirmed-grant-kept-from-others",
         edits: &[edit(
-            "src/lease/acquire.rs",
+            "src/lease/wait_loop.rs",
             "if failure.replicas().is_some() {",
             "if failure.replicas().is_some() && self.waiter.guard.entry.is_none() {",
         )],
@@ -66,7 +66,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit(
-            "src/lease/acquire.rs",
+            "src/lease/wait_loop.rs",
             "Some(limit @ Duration::ZERO) = limit",
             "Some(limit @ Duration::MAX) = limit",
         )],

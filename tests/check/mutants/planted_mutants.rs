@@ -99,7 +99,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "missing-replicas-are-not-forgotten",
         edits: &[edit(
-            "src/lease/acquire.rs",
+            "src/lease/wait_loop.rs",
             "        self.waiter.grant_clock = clock;\n        self.progress.replica_failure = None;\n",
             "        self.waiter.grant_clock = clock;\n",
         )],

@@ -135,7 +135,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "old-local-hold-removes-the-new-one",
         edits: &[Edit {
-            file: "src/lease/shared_hold.rs",
+            file: "src/lease/nested_hold.rs",
             from: "        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {\n            holds.remove(&self.key);\n        }\n",
             to: "        holds.remove(&self.key);\n",
         }],
@@ -189,7 +189,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "waiter-sleeps-before-it-polls-again",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/wait_loop.rs",
             from: "            self.queue().await;\n            return None;\n",
             to: "            self.queue().await;\n",
         }],
@@ -198,7 +198,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "end-of-the-lease-not-waited-for",
         edits: &[Edit {
-            file: "src/lease/acquire.rs",
+            file: "src/lease/wait_loop.rs",
             from: "(free_in + Duration::from_millis(1)).min(self.waiter.pause(self.waiter.polls))",
             to: "(free_in + self.waiter.poll).min(self.waiter.poll)",
         }],

@@ -10,28 +10,28 @@ use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::wire::Together;
 
-type HoldsByOwner = Guarded<HashMap<(Name, String), Weak<SharedHold>>>;
+type HoldsByOwner = Guarded<HashMap<(Name, String), Weak<NestedHold>>>;
 
 /// The holds of a client that may be shared, by lock and owner.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SharedHolds(Arc<HoldsByOwner>);
+pub(crate) struct NestedHolds(Arc<HoldsByOwner>);
 
-impl SharedHolds {
+impl NestedHolds {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 
     /// Shares a hold: other tasks of the same owner find it.
-    pub(crate) fn share(&self, request: &LockRequest, hold: OwnedLease) -> Arc<SharedHold> {
+    pub(crate) fn share(&self, request: &LockRequest, hold: OwnedLease) -> Arc<NestedHold> {
         let key = key(request);
         let entry = Entry { key: key.clone(), holds: Arc::clone(&self.0) };
-        let shared = Arc::new(SharedHold { hold, _entry: Some(entry) });
+        let shared = Arc::new(NestedHold { hold, _entry: Some(entry) });
         self.0.lock().insert(key, Arc::downgrade(&shared));
         shared
     }
 
     /// The valid hold that this client has for the same owner, if there is one.
-    pub(crate) fn find(&self, request: &LockRequest) -> Result<Option<Arc<SharedHold>>, Error> {
+    pub(crate) fn find(&self, request: &LockRequest) -> Result<Option<Arc<NestedHold>>, Error> {
         let found = self.0.lock().get(&key(request)).and_then(Weak::upgrade);
         let Some(shared) = found.filter(|shared| !shared.hold.lease().is_lost()) else { return Ok(None) };
         // The count includes this one.
@@ -45,7 +45,7 @@ impl SharedHolds {
 
 /// A hold with one or more guards. The last guard releases it.
 #[derive(Debug)]
-pub(crate) struct SharedHold {
+pub(crate) struct NestedHold {
     hold: OwnedLease,
     // Dropped after the hold: until then a task may find it, and find that it is lost.
     _entry: Option<Entry>,
@@ -57,10 +57,10 @@ struct Entry {
     holds: Arc<HoldsByOwner>,
 }
 
-impl SharedHold {
+impl NestedHold {
     /// A hold that no other task finds.
-    pub(crate) fn of_one_guard(hold: OwnedLease) -> Arc<SharedHold> {
-        Arc::new(SharedHold { hold, _entry: None })
+    pub(crate) fn of_one_guard(hold: OwnedLease) -> Arc<NestedHold> {
+        Arc::new(NestedHold { hold, _entry: None })
     }
 
     pub(crate) fn hold(&self) -> &OwnedLease {
@@ -68,16 +68,16 @@ impl SharedHold {
     }
 
     /// The hold, if it has no other guard.
-    pub(crate) fn into_sole(self: Arc<SharedHold>) -> Result<OwnedLease, Arc<SharedHold>> {
-        Arc::try_unwrap(self).map(|SharedHold { hold, _entry }| hold)
+    pub(crate) fn into_sole(self: Arc<NestedHold>) -> Result<OwnedLease, Arc<NestedHold>> {
+        Arc::try_unwrap(self).map(|NestedHold { hold, _entry }| hold)
     }
 
     /// Releases the hold if this was its last guard.
-    pub(crate) async fn release(self: Arc<SharedHold>, together: Option<&Together>) -> Result<(), Error> {
+    pub(crate) async fn release(self: Arc<NestedHold>, together: Option<&Together>) -> Result<(), Error> {
         let lease = self.hold.lease().clone();
         let end = lease.end();
         match (Arc::into_inner(self), end) {
-            (Some(SharedHold { hold, _entry }), _) => hold.release(together).await,
+            (Some(NestedHold { hold, _entry }), _) => hold.release(together).await,
             (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }
