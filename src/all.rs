@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Context, Error};
-use crate::lease::{Client, out_of_time, release_after, send_together, try_all};
+use crate::lease::{Client, Hold, acquire, out_of_time, release_after, send_together, try_all};
 use crate::members::MembersError;
 use crate::name::Name;
 use crate::wire::Together;
-use member::MemberGuard;
 
 pub use leases::Leases;
 pub use member::Member;
@@ -126,24 +125,21 @@ impl All {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](All::lock).
     pub async fn try_lock(&self) -> Result<Option<AllGuard>, Error> {
-        let mut guards: Vec<Option<MemberGuard>> = Vec::with_capacity(self.members.len());
+        let mut holds: Vec<Option<Hold>> = Vec::with_capacity(self.members.len());
         let (mut asking, mut requests) = (Vec::new(), Vec::new());
-        for (place, member) in self.members.iter().enumerate() {
-            let entered = match member {
-                Member::Reentrant(lock) => lock.enter()?.map(MemberGuard::Reentrant),
-                _ => None,
-            };
+        for request in self.members.iter().map(Member::request) {
+            let entered = Hold::enter(&request)?;
             if entered.is_none() {
-                asking.push(place);
-                requests.push(member.request());
+                asking.push(holds.len());
+                requests.push(request);
             }
-            guards.push(entered);
+            holds.push(entered);
         }
-        let Some(holds) = try_all(&requests).await? else { return Ok(None) };
-        for ((place, request), hold) in asking.into_iter().zip(&requests).zip(holds) {
-            guards[place] = Some(self.members[place].guard(request, hold));
+        let Some(granted) = try_all(&requests).await? else { return Ok(None) };
+        for (place, hold) in asking.into_iter().zip(granted) {
+            holds[place] = Some(hold);
         }
-        Ok(Some(self.guard(guards.into_iter().flatten().collect())))
+        Ok(Some(self.guard(holds.into_iter().flatten().collect())))
     }
 
     /// Acquires all locks, runs `work` while all their leases are valid, and releases them, also if
@@ -225,23 +221,23 @@ impl All {
             Err(error) if error.is_transient() && limit != Some(Duration::ZERO) => {}
             Err(error) => return Err(error),
         }
-        let mut guards = Vec::with_capacity(self.members.len());
-        for member in &*self.members {
+        let mut holds = Vec::with_capacity(self.members.len());
+        for request in self.members.iter().map(Member::request) {
             let left = until.map(|until| until.since(Moment::now()));
             if let (Some(Duration::ZERO), Some(limit)) = (left, limit) {
-                return Err(member.request().timed_out(limit));
+                return Err(request.timed_out(limit));
             }
             // A lease that is lost meanwhile is not waited with. Large, so not stored twice.
-            let acquiring = Leases::of(&guards).while_held(Box::pin(member.acquire(left))).await;
+            let acquiring = Leases::of(&holds).while_held(Box::pin(acquire(&request, left))).await;
             let acquired = acquiring.map_err(|ended| lost_meanwhile(&self.members, ended))?;
-            guards.push(acquired.map_err(|error| within(limit, error))?);
+            holds.push(acquired.map_err(|error| within(limit, error))?);
         }
-        Ok(self.guard(guards))
+        Ok(self.guard(holds))
     }
 
-    fn guard(&self, guards: Vec<MemberGuard>) -> AllGuard {
-        let leases = Leases::of(&guards);
-        AllGuard { guards, leases, client: Arc::clone(&self.members[0].lock().client) }
+    fn guard(&self, holds: Vec<Hold>) -> AllGuard {
+        let leases = Leases::of(&holds);
+        AllGuard { holds, leases, client: Arc::clone(&self.members[0].lock().client) }
     }
 }
 
@@ -274,7 +270,7 @@ fn within(whole: Option<Duration>, error: Error) -> Error {
 #[clippy::has_significant_drop]
 pub struct AllGuard {
     /// In the order of their keys.
-    guards: Vec<MemberGuard>,
+    holds: Vec<Hold>,
     leases: Leases,
     client: Arc<Client>,
 }
@@ -297,7 +293,7 @@ impl AllGuard {
     /// Cancel safe: after a drop, the releases continue in the background.
     pub async fn release(self) -> Result<(), Error> {
         let together = Together::new();
-        let releases = self.guards.into_iter().rev().map(|guard| guard.release(&together));
+        let releases = self.holds.into_iter().rev().map(|hold| hold.release(Some(&together)));
         all_of(releases, pin!(send_together(&self.client, &together))).await
     }
 

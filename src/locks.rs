@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::all::{All, Member};
 use crate::error::Error;
 use crate::events::Events;
-use crate::lease::{Client, NamedLock, NestedHolds};
+use crate::lease::{Client, NamedLock};
 use crate::mutex::Mutex;
 use crate::name::{Name, NameError};
 use crate::options::Options;
@@ -49,8 +49,6 @@ pub use source::Source;
 pub struct Locks {
     client: Arc<Client>,
     options: Arc<Options>,
-    /// What tasks of this process share.
-    holds: NestedHolds,
 }
 
 impl Locks {
@@ -108,7 +106,7 @@ impl Locks {
             options.check_for_one_node()?;
         }
         options.check_connections(&self.options)?;
-        Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options), holds: self.holds.clone() })
+        Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }
 
     /// Returns whether this client holds no lock, acquires none and has none to release. It sends
@@ -122,7 +120,7 @@ impl Locks {
     /// # }
     /// ```
     pub fn is_idle(&self) -> bool {
-        self.client.is_idle() && self.holds.is_empty()
+        self.client.is_idle()
     }
 
     /// Returns what happens from now on to the locks of this client, as a stream: grants, renewals,
@@ -240,7 +238,7 @@ impl Locks {
     /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
     pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, Error> {
-        Ok(ReentrantLock::new(self.lock(name.as_ref())?, self.holds.clone(), owner.clone()))
+        Ok(ReentrantLock::new(self.lock(name.as_ref())?, owner.clone()))
     }
 
     /// Returns the re-entrant lock of this name for the owner in whose [`scope`](Owner::scope) the
@@ -268,7 +266,7 @@ impl Locks {
     pub fn reentrant_in_scope(&self, name: impl AsRef<str>) -> Result<ReentrantLock, Error> {
         let lock = self.lock(name.as_ref())?;
         let Some(owner) = Owner::current() else { return Err(Error::NoOwner { name: lock.name }) };
-        Ok(ReentrantLock::new(lock, self.holds.clone(), owner))
+        Ok(ReentrantLock::new(lock, owner))
     }
 
     /// Returns the read-write lock of this name, without a request: the value only describes the

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{
-    Kind, Lease, LockRequest, NamedLock, OwnedLease, Queue, Verbs, acquire, run, try_acquire,
-};
+use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, Queue, Verbs, acquire, run, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -268,11 +266,11 @@ impl fmt::Debug for Mutex {
 #[must_use = "if unused, the mutex is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
-    pub(crate) hold: OwnedLease,
+    pub(crate) hold: Hold,
 }
 
 impl MutexGuard {
-    pub(crate) fn new(hold: OwnedLease) -> MutexGuard {
+    pub(crate) fn new(hold: Hold) -> MutexGuard {
         MutexGuard { hold }
     }
 

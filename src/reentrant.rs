@@ -1,17 +1,14 @@
 //! [`ReentrantLock`]: one owner at a time, which may hold it repeatedly.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
 use crate::lease::{
-    Kind, Lease, LockRequest, NamedLock, NestedHold, NestedHolds, OwnedLease, Queue, TOO_DEEP, Verbs,
-    acquire, run, try_acquire,
+    Hold, Kind, Lease, LockRequest, NamedLock, Queue, TOO_DEEP, Verbs, acquire, run, try_acquire,
 };
 use crate::name::Name;
-use crate::options::Nesting;
 use crate::owner::Owner;
 use crate::queries::HolderId;
 use crate::wire::Script;
@@ -72,13 +69,12 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 #[derive(Clone)]
 pub struct ReentrantLock {
     pub(crate) lock: NamedLock,
-    holds: NestedHolds,
     owner: Owner,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: NamedLock, holds: NestedHolds, owner: Owner) -> ReentrantLock {
-        ReentrantLock { lock, holds, owner }
+    pub(crate) fn new(lock: NamedLock, owner: Owner) -> ReentrantLock {
+        ReentrantLock { lock, owner }
     }
 
     /// Returns the same lock for another owner.
@@ -123,7 +119,7 @@ impl ReentrantLock {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        self.acquire(None).await
+        acquire(&self.request(), None).await.map(|hold| self.guard(hold))
     }
 
     /// Acquires the lock like [`lock`](ReentrantLock::lock), within `limit`, which covers waiting,
@@ -139,7 +135,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
-        self.acquire(Some(limit)).await
+        acquire(&self.request(), Some(limit)).await.map(|hold| self.guard(hold))
     }
 
     /// Acquires the lock, runs `work` while the lease is valid, and releases it, also if the work
@@ -218,11 +214,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        let request = self.request();
-        match self.outer_hold(&request)? {
-            Some(shared) => Ok(Some(self.guard(shared))),
-            None => Ok(try_acquire(&request).await?.map(|hold| self.granted(&request, hold))),
-        }
+        Ok(try_acquire(&self.request()).await?.map(|hold| self.guard(hold)))
     }
 
     /// Returns the owner, the number of its holds and the number of waiters, as the server reports
@@ -278,40 +270,12 @@ impl ReentrantLock {
         self.lock.force_release(&REENTRANT, None).await
     }
 
-    pub(crate) async fn acquire(&self, limit: Option<Duration>) -> Result<ReentrantGuard, Error> {
-        let request = self.request();
-        match self.outer_hold(&request)? {
-            Some(shared) => Ok(self.guard(shared)),
-            None => Ok(self.granted(&request, acquire(&request, limit).await?)),
-        }
-    }
-
     pub(crate) fn request(&self) -> LockRequest {
         self.lock.request(&REENTRANT, Some(&self.owner))
     }
 
-    /// A hold that needs no request, since this process has one of the same owner already.
-    pub(crate) fn enter(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(self.outer_hold(&self.request())?.map(|shared| self.guard(shared)))
-    }
-
-    /// The hold that this process already has for the same owner. `None` unless nesting is local.
-    fn outer_hold(&self, request: &LockRequest) -> Result<Option<Arc<NestedHold>>, Error> {
-        match request.options.nesting {
-            Nesting::Local => self.holds.find(request),
-            Nesting::Counted => Ok(None),
-        }
-    }
-
-    pub(crate) fn granted(&self, request: &LockRequest, hold: OwnedLease) -> ReentrantGuard {
-        self.guard(match request.options.nesting {
-            Nesting::Local => self.holds.share(request, hold),
-            Nesting::Counted => NestedHold::of_one_guard(hold),
-        })
-    }
-
-    fn guard(&self, shared: Arc<NestedHold>) -> ReentrantGuard {
-        ReentrantGuard { owner: self.owner.clone(), shared }
+    fn guard(&self, hold: Hold) -> ReentrantGuard {
+        ReentrantGuard { owner: self.owner.clone(), hold }
     }
 }
 
@@ -331,13 +295,13 @@ impl fmt::Debug for ReentrantLock {
 #[clippy::has_significant_drop]
 pub struct ReentrantGuard {
     pub(crate) owner: Owner,
-    pub(crate) shared: Arc<NestedHold>,
+    pub(crate) hold: Hold,
 }
 
 impl ReentrantGuard {
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
-        self.shared.hold().lease()
+        self.hold.lease()
     }
 
     /// Returns the owner of this hold.
@@ -366,14 +330,14 @@ impl ReentrantGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the release continues in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.shared.release(None).await
+        self.hold.release(None).await
     }
 
     /// Ends the renewal of this hold without releasing it: the owner keeps the lock until the TTL
-    /// expires. With [`Nesting::Local`], guards of one owner share one hold, so the lease of all of
-    /// them ends.
+    /// expires. With [`Nesting::Local`](crate::Nesting::Local), guards of one owner share one hold,
+    /// so the lease of all of them ends.
     pub fn leak(self) {
-        self.shared.hold().leak();
+        self.hold.leak();
     }
 }
 

@@ -10,8 +10,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Hold, Kind, LockRequest, NamedLock, OwnedLease, Queue, Refusal, TOO_DEEP, Verbs, acquire,
-    try_acquire,
+    Capacity, Hold, Kind, LockRequest, NamedLock, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
 };
 use crate::name::Name;
 use crate::owner::Owner;
@@ -363,11 +362,11 @@ impl RwLock {
         self.write.force_release(&WRITE, None).await
     }
 
-    pub(crate) fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
+    fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
         RwLockReadGuard::new(self.owner.as_ref(), hold)
     }
 
-    pub(crate) fn write_guard(&self, hold: OwnedLease) -> RwLockWriteGuard {
+    fn write_guard(&self, hold: Hold) -> RwLockWriteGuard {
         RwLockWriteGuard::new(self.owner.as_ref(), hold, &self.read.options)
     }
 

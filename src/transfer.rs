@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use crate::error::{Error, Operation};
-use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, NestedHold, OwnedLease, adopt};
+use crate::lease::{Hold, Kind, LockRequest, NamedLock, adopt};
 use crate::mutex::{MUTEX, Mutex, MutexGuard};
 use crate::reentrant::{REENTRANT, ReentrantGuard, ReentrantLock};
 use crate::rwlock::{READ, RwLock, RwLockReadGuard, RwLockWriteGuard, WRITE};
@@ -56,7 +56,8 @@ impl MutexGuard {
     ///
     /// From here on, no task renews the hold: it ends with its TTL unless it is
     /// [adopted](Mutex::adopt) before. To give the next holder a whole TTL, call
-    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    /// [`renew`](crate::Lease::renew) first. The old lease has ended as
+    /// [leaked](crate::LeaseEnd::Leaked).
     ///
     /// # Errors
     /// - [`IntoTicketError`], with this guard: the lease has ended.
@@ -88,8 +89,8 @@ impl ReentrantLock {
         let request = request(&self.lock, &REENTRANT, ticket)?;
         let hold = adopt(&request, ticket).await?;
         // A ticket of this kind has an owner.
-        let lock = ticket.owner().map_or_else(|| self.clone(), |owner| self.with_owner(owner));
-        Ok(lock.granted(&request, hold))
+        let owner = ticket.owner().unwrap_or(self.owner()).clone();
+        Ok(ReentrantGuard { owner, hold })
     }
 }
 
@@ -99,7 +100,8 @@ impl ReentrantGuard {
     ///
     /// From here on, no task renews the hold: it ends with its TTL unless it is
     /// [adopted](ReentrantLock::adopt) before. To give the next holder a whole TTL, call
-    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    /// [`renew`](crate::Lease::renew) first. The old lease has ended as
+    /// [leaked](crate::LeaseEnd::Leaked).
     ///
     /// Other guards of the owner keep their holds.
     ///
@@ -107,15 +109,8 @@ impl ReentrantGuard {
     /// - [`IntoTicketError`], with this guard: the lease has ended, or with
     ///   [`Nesting::Local`](crate::Nesting::Local) other guards share the hold.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<ReentrantGuard>> {
-        let ReentrantGuard { owner, shared } = self;
-        let hold = match NestedHold::into_sole(shared) {
-            Ok(hold) => hold,
-            Err(shared) => {
-                let error = shared_hold(shared.hold().lease());
-                return Err(IntoTicketError::new(ReentrantGuard { owner, shared }, error));
-            }
-        };
-        ticket_of(hold, |hold| ReentrantGuard { owner, shared: NestedHold::of_one_guard(hold) })
+        let ReentrantGuard { owner, hold } = self;
+        ticket_of(hold, |hold| ReentrantGuard { owner, hold })
     }
 }
 
@@ -141,7 +136,7 @@ impl RwLock {
     pub async fn adopt_read(&self, ticket: &Ticket) -> Result<RwLockReadGuard, Error> {
         let request = request(&self.read, &READ, ticket)?;
         let hold = adopt(&request, ticket).await?;
-        Ok(RwLockReadGuard::new(ticket.owner(), Hold::new(hold)))
+        Ok(RwLockReadGuard::new(ticket.owner(), hold))
     }
 
     /// Continues the hold to write of a ticket, like [`adopt_read`](RwLock::adopt_read).
@@ -164,20 +159,15 @@ impl RwLockReadGuard {
     ///
     /// From here on, no task renews the hold: it ends with its TTL unless it is
     /// [adopted](RwLock::adopt_read) before. To give the next holder a whole TTL, call
-    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    /// [`renew`](crate::Lease::renew) first. The old lease has ended as
+    /// [leaked](crate::LeaseEnd::Leaked).
     ///
     /// # Errors
     /// - [`IntoTicketError`], with this guard: the lease has ended, or other tasks of this client
     ///   [share the hold](crate::Options::local_turn), which a lock with an owner excludes.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockReadGuard>> {
         let RwLockReadGuard { owner, hold } = self;
-        match hold.into_sole() {
-            Ok(hold) => ticket_of(hold, |hold| RwLockReadGuard { owner, hold: Hold::Own(hold) }),
-            Err(hold) => {
-                let error = shared_hold(hold.lease());
-                Err(IntoTicketError::new(RwLockReadGuard { owner, hold }, error))
-            }
-        }
+        ticket_of(hold, |hold| RwLockReadGuard { owner, hold })
     }
 }
 
@@ -187,7 +177,8 @@ impl RwLockWriteGuard {
     ///
     /// From here on, no task renews the hold: it ends with its TTL unless it is
     /// [adopted](RwLock::adopt_write) before. To give the next holder a whole TTL, call
-    /// [`renew`](Lease::renew) first. The old lease has ended as [leaked](crate::LeaseEnd::Leaked).
+    /// [`renew`](crate::Lease::renew) first. The old lease has ended as
+    /// [leaked](crate::LeaseEnd::Leaked).
     ///
     /// # Errors
     /// - [`IntoTicketError`], with this guard: the lease has ended.
@@ -197,13 +188,10 @@ impl RwLockWriteGuard {
     }
 }
 
-/// The ticket of a hold; if its lease has ended, the guard of that.
-fn ticket_of<G>(
-    hold: OwnedLease,
-    guard_of: impl FnOnce(OwnedLease) -> G,
-) -> Result<Ticket, IntoTicketError<G>> {
-    hold.into_ticket().map_err(|ended| {
-        let (hold, error) = *ended;
+/// The ticket of a hold, or its guard.
+fn ticket_of<G>(hold: Hold, guard_of: impl FnOnce(Hold) -> G) -> Result<Ticket, IntoTicketError<G>> {
+    hold.into_ticket().map_err(|kept| {
+        let (hold, error) = *kept;
         IntoTicketError::new(guard_of(hold), error)
     })
 }
@@ -218,14 +206,6 @@ fn request(lock: &NamedLock, kind: &'static Kind, ticket: &Ticket) -> Result<Loc
         return Ok(lock.request(kind, ticket.owner()));
     };
     Err(Error::WrongTicket { context: lock.client.context(Operation::Adopt, &lock.name), differs })
-}
-
-/// Why the guard of this lease keeps its hold.
-fn shared_hold(lease: &Lease) -> Error {
-    lease.ended(Operation::Transfer).unwrap_or_else(|| {
-        let context = lease.context(Operation::Transfer);
-        Error::SharedHold { context }
-    })
 }
 
 /// A guard that could not become a [`Ticket`], and why: its lease had ended, or other tasks of this

@@ -5,17 +5,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::member::MemberGuard;
 use crate::error::Error;
-use crate::lease::Lease;
+use crate::lease::{Hold, Lease};
 
 /// The leases of several locks that are held together. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Leases(pub(super) Arc<[Lease]>);
 
 impl Leases {
-    pub(super) fn of(guards: &[MemberGuard]) -> Leases {
-        Leases(guards.iter().map(|guard| guard.lease().clone()).collect())
+    pub(super) fn of(holds: &[Hold]) -> Leases {
+        Leases(holds.iter().map(|hold| hold.lease().clone()).collect())
     }
 
     /// Returns the lease of the lock of this name; `None` if there is none.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::attempt_guard::AttemptGuard;
 use super::close::OpenCall;
+use super::hold::Hold;
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use super::lock_request::{LockRequest, unless_closed};
@@ -21,7 +22,7 @@ use crate::wire::{Answer, Failure};
 impl OwnedLease {
     /// Ends the lease, and leaves the hold to the attempt that adopts the ticket. Fails if the
     /// lease has ended before.
-    pub(crate) fn into_ticket(self) -> Result<Ticket, Box<(OwnedLease, Error)>> {
+    pub(super) fn into_ticket(self) -> Result<Ticket, Box<(OwnedLease, Error)>> {
         let (lease, left) = (self.lease().clone(), self.lease().until().since(Moment::now()));
         let ended = |end| lease.error(Operation::Transfer, end);
         if let Some(end) = lease.end() {
@@ -45,15 +46,16 @@ impl OwnedLease {
 ///
 /// # Cancel safety
 /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
-pub(crate) async fn adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {
+pub(crate) async fn adopt(request: &LockRequest, ticket: &Ticket) -> Result<Hold, Error> {
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     let mut adopting = pin!(async {
-        let outcome = try_adopt(request, ticket).await;
+        let outcome = try_adopt(request, ticket).await.map(Hold::new);
         let woken = outcome.is_ok().then_some(WakeReason::AtOnce);
         (outcome, woken)
     });
     let traced = pin!(acquiring(request.described(), adopting.as_mut()));
-    unless_closed(request, Operation::Adopt, traced).await
+    let hold = unless_closed(request, Operation::Adopt, traced).await?;
+    Ok(hold.for_nested_calls(request))
 }
 
 async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
+use super::hold::Hold;
 use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
 use super::owned_lease::{GrantedLease, OwnedLease};
@@ -25,7 +26,7 @@ use crate::wire::{Call, InFlight, Reply, Together, WaitFor};
 ///
 /// # Cancel safety
 /// Cancel safe: after a drop, everything that was granted is released in the background.
-pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
+pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Hold>>, Error> {
     let Some(first) = requests.first() else { return Ok(Some(Vec::new())) };
     let open = |request: &LockRequest| OpenCall::new(&request.client.keeper, &request.name);
     let _open: Vec<OpenCall> = requests.iter().map(open).collect();
@@ -34,8 +35,8 @@ pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Owned
     };
     let mut granted = Vec::with_capacity(holds.len());
     for (hold, request) in holds.into_iter().zip(requests) {
-        let call = pin!(ready((Ok(hold), Some(WakeReason::AtOnce))));
-        granted.push(acquiring(request.described(), call).await?);
+        let call = pin!(ready((Ok(Hold::new(hold)), Some(WakeReason::AtOnce))));
+        granted.push(acquiring(request.described(), call).await?.for_nested_calls(request));
     }
     Ok(Some(granted))
 }

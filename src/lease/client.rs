@@ -1,6 +1,7 @@
 //! [`Client`]: what all locks of one application share.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -14,6 +15,7 @@ use super::shared_poll::SharedPolls;
 use super::turn::Turn;
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::events::Observer;
+use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::Options;
 use crate::wire::{
@@ -28,6 +30,8 @@ pub(crate) struct Client {
     pub(super) local_queues: LocalQueues,
     /// Those of tasks that share a hold.
     pub(super) joint_queues: LocalQueues,
+    /// Those that calls of one owner share, by lock and owner.
+    pub(super) nested_holds: Guarded<HashMap<(Name, String), Weak<dyn Any + Send + Sync>>>,
     pub(super) shared_polls: SharedPolls,
     pub(super) origin: Arc<Origin>,
     pub(crate) observer: Arc<Observer>,
@@ -84,6 +88,7 @@ impl Client {
             wakeups,
             local_queues: LocalQueues::default(),
             joint_queues: LocalQueues::default(),
+            nested_holds: Guarded::default(),
             shared_polls: SharedPolls::default(),
             origin: Arc::new(Origin::new(
                 &nodes,
@@ -193,6 +198,7 @@ impl Client {
     /// Whether no lock is held, being acquired or being released.
     pub(crate) fn is_idle(&self) -> bool {
         [self.keeper.entries(), self.wakeups.mailbox_count(), self.queues()] == [0; 3]
+            && self.nested_holds.lock().is_empty()
     }
 
     fn queues(&self) -> usize {

@@ -1,5 +1,5 @@
 //! [`JointHold`]: a hold that tasks of one client have together. Others may join it for a short
-//! time, so that most of them send no request. [`Hold`]: that, or one of its own.
+//! time, so that most of them send no request.
 //!
 //! ```text
 //!                grant ├─ local_turn ─┤
@@ -10,7 +10,6 @@
 //! ```
 
 use std::any::Any;
-use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
@@ -25,11 +24,11 @@ use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use super::local_queue::LocalFront;
 use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
-use super::lock_request::{LockRequest, local_turn, shares};
+use super::lock_request::{LockRequest, local_turn};
 use super::owned_lease::{OwnedLease, released_after};
 use super::progress::Progress;
 use super::turn::Turn;
-use super::wait_loop::{Acquire, try_once, wait_in_redis};
+use super::wait_loop::wait_in_redis;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
@@ -42,13 +41,6 @@ use crate::wire::Together;
 /// less than a microsecond and waits for nothing: with one unit, 256 tasks that only read kept a
 /// writer of their process waiting for 30 ms, since its tasks run several times before it writes.
 const BUDGET_OF_A_READ: u32 = 4;
-
-/// A hold of a kind that allows several.
-pub(crate) enum Hold {
-    /// One with an owner, for instance.
-    Own(OwnedLease),
-    Joint(JointHold),
-}
 
 /// A task's part in a hold, with a lease of its own. The last member that leaves releases the hold.
 /// Dropped, it leaves, and the hold is released in the background.
@@ -83,36 +75,32 @@ struct GroupState {
     has_ended: bool,
 }
 
-impl Acquire for Hold {
-    async fn join(request: &LockRequest) -> Option<Hold> {
-        if !request.shares() {
-            return None;
-        }
+impl JointHold {
+    /// The first part in a hold that was just granted.
+    pub(super) fn begin(hold: OwnedLease) -> JointHold {
+        Group::begin(hold, None)
+    }
+
+    /// A part in the newest hold of this client, without a wait: the short way of most readers.
+    pub(super) async fn read(request: &LockRequest) -> Option<JointHold> {
         for _ in 0..BUDGET_OF_A_READ {
             consume_budget().await;
         }
-        JointHold::join(request).map(Hold::Joint)
+        JointHold::join(request)
     }
 
-    async fn try_once(request: &LockRequest) -> Result<Option<Hold>, Error> {
-        Ok(try_once(request).await?.map(Hold::new))
-    }
-
-    /// One task asks for all that wait.
-    async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<Hold, Error> {
-        if !request.shares() {
-            return OwnedLease::wait(request, progress).await.map(Hold::Own);
-        }
+    /// Waits in this client and in Redis. One task asks for all that wait.
+    pub(super) async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<JointHold, Error> {
         let mut was_late = false;
         loop {
             // Dropped last: what this task had is left to the keeper before the next one asks.
             let front = match wait_in_local_queue(request, progress).await? {
-                LocalQueueOutcome::Entered(hold) => return Ok(Hold::Own(hold)),
+                LocalQueueOutcome::Entered(hold) => return Ok(JointHold::begin(hold)),
                 LocalQueueOutcome::Front(front) => front,
             };
             if let Some(part) = JointHold::join(request) {
                 progress.woken = WakeReason::Local;
-                return Ok(Hold::Joint(part));
+                return Ok(part);
             }
             // It waits in Redis at the front, maybe for long: the hold before is not to last until
             // then. It may be late, or have other options.
@@ -122,73 +110,12 @@ impl Acquire for Hold {
             // lasts, it would be late again, behind newer ones, as long as they come.
             if was_late || !front.is_one_of_several() {
                 let hold = wait_in_redis(request, progress, None).await?;
-                return Ok(Hold::Joint(Group::begin(hold, Some(&front))));
+                return Ok(Group::begin(hold, Some(&front)));
             }
             was_late = true;
         }
     }
-}
 
-impl Hold {
-    /// Other tasks may join it, if its options allow that.
-    pub(crate) fn new(hold: OwnedLease) -> Hold {
-        let attempt = hold.lease().attempt();
-        if shares(attempt.kind, &attempt.options, attempt.owner.as_deref()) {
-            Hold::Joint(Group::begin(hold, None))
-        } else {
-            Hold::Own(hold)
-        }
-    }
-
-    pub(crate) fn lease(&self) -> &Lease {
-        match self {
-            Hold::Own(hold) => hold.lease(),
-            Hold::Joint(part) => &part.lease,
-        }
-    }
-
-    /// Releases the hold and waits for the reply, unless other tasks of this client still use it.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: after a drop, the release continues in the background.
-    pub(crate) async fn release(self, together: Option<&Together>) -> Result<(), Error> {
-        match self {
-            Hold::Own(hold) => hold.release(together).await,
-            Hold::Joint(part) => part.release(together).await,
-        }
-    }
-
-    /// The hold is never released from now on: it ends with its TTL, once no task uses it.
-    pub(crate) fn leak(self) {
-        match self {
-            Hold::Own(hold) => _ = hold.leak(),
-            Hold::Joint(mut part) => {
-                part.group.state.lock().is_leaked = true;
-                part.leave(LeaseEnd::Leaked);
-                part.span.end(LeaseEnd::Leaked.word());
-            }
-        }
-    }
-
-    /// The hold, if no other task of this client has a part in it.
-    pub(crate) fn into_sole(self) -> Result<OwnedLease, Hold> {
-        match self {
-            Hold::Own(hold) => Ok(hold),
-            Hold::Joint(part) => part.into_sole().map_err(Hold::Joint),
-        }
-    }
-}
-
-impl Grant for Hold {
-    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
-        match self {
-            Hold::Own(hold) => hold.granted(),
-            Hold::Joint(part) => Some((part.lease.fencing_token(), &mut part.span)),
-        }
-    }
-}
-
-impl JointHold {
     /// Joins the newest hold of this client, if that may still be joined.
     fn join(request: &LockRequest) -> Option<JointHold> {
         let turn: Arc<dyn Any + Send + Sync> = request.client.joint_queues.shared_turn(&request.name)?;
@@ -215,7 +142,11 @@ impl JointHold {
         JointHold { group, lease, span: HoldSpan::default(), place: Some(place) }
     }
 
-    async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
+    pub(super) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    pub(super) async fn release(mut self, together: Option<&Together>) -> Result<(), Error> {
         let (end, hold) = self.leave(LeaseEnd::Released);
         self.span.end(end.word());
         let (client, attempt) = (&self.group.client, self.lease.attempt());
@@ -238,8 +169,15 @@ impl JointHold {
         releasing(attempt.observer(), what, left).await
     }
 
+    /// The hold is never released from now on, once its last member has left.
+    pub(super) fn leak(mut self) {
+        self.group.state.lock().is_leaked = true;
+        self.leave(LeaseEnd::Leaked);
+        self.span.end(LeaseEnd::Leaked.word());
+    }
+
     /// The hold, if this is its only member. Tasks that wait to join it ask the server.
-    fn into_sole(mut self) -> Result<OwnedLease, JointHold> {
+    pub(super) fn into_sole(mut self) -> Result<OwnedLease, JointHold> {
         let group = Arc::clone(&self.group);
         let mut state = group.state.lock();
         let Some(place) = self.place else { return Err(self) };
@@ -273,6 +211,12 @@ impl JointHold {
         }
         self.lease.measure_end(end);
         end
+    }
+}
+
+impl Grant for JointHold {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        Some((self.lease.fencing_token(), &mut self.span))
     }
 }
 
@@ -362,11 +306,5 @@ impl Turn for Group {
 
     fn is_used_by(&self, caller: Caller) -> bool {
         self.state.lock().members.iter().any(|(_, member)| *member == caller)
-    }
-}
-
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lease().fmt(f)
     }
 }

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::inspection::Holder;
 use crate::name::Name;
-use crate::options::{Options, Renewal};
+use crate::options::{Nesting, Options, Renewal};
 use crate::owner::Owner;
 use crate::traces::{Acquiring, event};
 use crate::wire::{Failure, Vote, WaitFor};
@@ -121,6 +121,12 @@ impl LockRequest {
     /// Whether tasks of this client share a hold.
     pub(super) fn shares(&self) -> bool {
         shares(self.kind, &self.options, self.owner.as_deref())
+    }
+
+    /// Whether calls of its owner have one hold together, where nothing but the owner decides who
+    /// enters it.
+    pub(super) fn nests(&self) -> bool {
+        self.options.nesting == Nesting::Local && self.kind.queue == Queue::Inside && self.may_enter()
     }
 
     /// Where its task waits for others of this client.

@@ -2,6 +2,7 @@
 //!
 //! Nothing here names a kind of lock: a [`Kind`] is data, and what differs is in its script.
 
+mod acquire;
 mod acquire_round;
 mod adoption;
 mod all_at_once;
@@ -14,6 +15,7 @@ mod cohort;
 mod connection_watch;
 mod grant_clock;
 mod held_work;
+mod hold;
 mod joint_hold;
 mod keeper;
 mod kind;
@@ -44,16 +46,14 @@ mod verbs;
 mod wait_loop;
 mod waiter;
 
+pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use adoption::adopt;
 pub(crate) use all_at_once::{out_of_time, send_together, try_all};
 pub(crate) use client::{Client, Servers};
 pub(crate) use held_work::{conclude, release_after, run};
-pub(crate) use joint_hold::Hold;
+pub(crate) use hold::Hold;
 pub(crate) use kind::{Capacity, Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;
 pub use lease_end::LeaseEnd;
 pub(crate) use lock_request::{LockRequest, NamedLock};
-pub(crate) use nested_hold::{NestedHold, NestedHolds};
-pub(crate) use owned_lease::OwnedLease;
 pub(crate) use release::decide;
-pub(crate) use wait_loop::{acquire, try_acquire};

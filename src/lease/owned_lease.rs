@@ -1,6 +1,5 @@
 //! [`OwnedLease`]: what an attempt was granted, and the duty to release it.
 
-use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -354,10 +353,4 @@ fn convert_stragglers(
             tokio::time::sleep(client.nodes.limit()).await;
         }
     });
-}
-
-impl fmt::Debug for OwnedLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lease.fmt(f)
-    }
 }

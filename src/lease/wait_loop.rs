@@ -1,28 +1,24 @@
-//! The wait loop: the one way to get a lease, for every kind.
+//! The wait loop: the one way to get a lease from Redis, for every kind.
 
-use std::future::{Future, ready};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt_guard::AttemptGuard;
-use super::close::OpenCall;
 use super::grant_clock::GrantClock;
 use super::local_queue::{LocalFront, LockEvent};
 use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
-use super::lock_request::{LockRequest, unless_closed};
+use super::lock_request::LockRequest;
 use super::outage_deadline::OutageDeadline;
 use super::owned_lease::{GrantedLease, OwnedLease};
 use super::poll_budget::PollBudget;
 use super::progress::Progress;
 use super::waiter::{Waiter, WakeEvent};
 use crate::deployment::NodeSet;
-use crate::error::{Error, Operation};
+use crate::error::Error;
 use crate::measure::WakeReason;
-use crate::traces::{Grant, acquiring};
 use crate::wire::Failure;
 
 /// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
@@ -39,70 +35,8 @@ const POLLS_BEFORE_A_WARNING: u32 = 4;
 /// A server rounds what is left of a TTL.
 const TTL_ROUNDING: Duration = Duration::from_millis(1);
 
-/// What a call acquires.
-pub(crate) trait Acquire: Grant + Sized + Send {
-    /// A part in a hold that this client has, without a request.
-    fn join(_request: &LockRequest) -> impl Future<Output = Option<Self>> + Send {
-        ready(None)
-    }
-
-    fn try_once(request: &LockRequest) -> impl Future<Output = Result<Option<Self>, Error>> + Send;
-
-    /// Waits in this client and in Redis.
-    fn wait(
-        request: &LockRequest,
-        progress: &mut Progress,
-    ) -> impl Future<Output = Result<Self, Error>> + Send;
-}
-
 /// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
 /// another client holds the lock.
-pub(crate) async fn try_acquire<T: Acquire>(request: &LockRequest) -> Result<Option<T>, Error> {
-    if let Some(joined) = join(request).await {
-        return Ok(Some(joined));
-    }
-    // Dropped after the call: a close must find what it had, here or with the keeper.
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    let trying = async {
-        let outcome = T::try_once(request).await;
-        let woken = matches!(outcome, Ok(Some(_))).then_some(WakeReason::AtOnce);
-        (outcome, woken)
-    };
-    unless_closed(request, Operation::Acquire, pin!(acquiring(request.described(), pin!(trying)))).await
-}
-
-/// Waits for the lock, for at most `limit` if there is one, which covers connecting, waiting and
-/// retrying. A limit of zero means one try: the first request would never be answered in time.
-pub(crate) async fn acquire<T: Acquire>(request: &LockRequest, limit: Option<Duration>) -> Result<T, Error> {
-    if let Some(joined) = join(request).await {
-        return Ok(joined);
-    }
-    if let Some(limit @ Duration::ZERO) = limit {
-        let granted = try_acquire(request).await?;
-        return granted.ok_or_else(|| request.timed_out(limit));
-    }
-    let _open = OpenCall::new(&request.client.keeper, &request.name);
-    let waiting = async {
-        let mut progress = Progress::default();
-        let outcome = match limit {
-            None => T::wait(request, &mut progress).await,
-            Some(limit) => {
-                let outcome = timeout(limit, T::wait(request, &mut progress)).await;
-                outcome.unwrap_or_else(|_| Err(progress.out_of_time(request, limit)))
-            }
-        };
-        (outcome, Some(progress.woken))
-    };
-    unless_closed(request, Operation::Acquire, pin!(acquiring(request.described(), pin!(waiting)))).await
-}
-
-/// Joins a hold of this client, if the kind allows that: the short way of most readers.
-async fn join<T: Acquire>(request: &LockRequest) -> Option<T> {
-    let joined = T::join(request).await?;
-    let call = pin!(ready((Ok(joined), Some(WakeReason::Local))));
-    acquiring(request.described(), call).await.ok()
-}
-
 pub(super) async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
     let (mut guard, mut backoff) = (AttemptGuard::new(request, 1), ContentionBackoff::default());
     loop {
@@ -123,30 +57,25 @@ pub(super) async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>
     }
 }
 
-impl Acquire for OwnedLease {
-    async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
-        try_once(request).await
+/// Waits in this client, where it receives the hold of another task if that is passed on, and in
+/// Redis.
+pub(super) async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
+    let mut front = None;
+    while request.queues_inside() && front.is_none() {
+        front = match wait_in_local_queue(request, progress).await? {
+            LocalQueueOutcome::Entered(hold) => return Ok(hold),
+            LocalQueueOutcome::Front(front) => match OwnedLease::receive(request, front) {
+                Ok(hold) if !hold.lease().is_lost() => {
+                    progress.woken = WakeReason::Local;
+                    return Ok(hold);
+                }
+                // The client has asked about it, or did not run for as long as it lasts.
+                Ok(_lost) => None,
+                Err(front) => Some(front),
+            },
+        };
     }
-
-    /// Receives the hold of another task of this client, if it is passed on.
-    async fn wait(request: &LockRequest, progress: &mut Progress) -> Result<OwnedLease, Error> {
-        let mut front = None;
-        while request.queues_inside() && front.is_none() {
-            front = match wait_in_local_queue(request, progress).await? {
-                LocalQueueOutcome::Entered(hold) => return Ok(hold),
-                LocalQueueOutcome::Front(front) => match OwnedLease::receive(request, front) {
-                    Ok(hold) if !hold.lease().is_lost() => {
-                        progress.woken = WakeReason::Local;
-                        return Ok(hold);
-                    }
-                    // The client has asked about it, or did not run for as long as it lasts.
-                    Ok(_lost) => None,
-                    Err(front) => Some(front),
-                },
-            };
-        }
-        wait_in_redis(request, progress, front).await
-    }
+    wait_in_redis(request, progress, front).await
 }
 
 /// Waits in Redis, at the front of the local queue if the kind has one.

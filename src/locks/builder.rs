@@ -8,7 +8,7 @@ use super::source::Source;
 use crate::deployment::NodeSet;
 use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
-use crate::lease::{Client, NestedHolds, Servers};
+use crate::lease::{Client, Servers};
 use crate::options::{Options, RestartGuard, Wakeups};
 use crate::wire::{Certificates, Endpoint, Membership, WakeupEndpoint};
 
@@ -161,7 +161,7 @@ impl LocksBuilder {
                 .map(|kind| kind.name),
             client.nodes.labels().iter().map(String::as_str),
         );
-        Ok(Locks { client, options: Arc::new(self.options), holds: NestedHolds::default() })
+        Ok(Locks { client, options: Arc::new(self.options) })
     }
 
     fn with(mut self, topology: Topology) -> LocksBuilder {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::READ;
 use crate::error::{Error, Operation};
-use crate::lease::{Hold, Lease, OwnedLease};
+use crate::lease::{Hold, Lease};
 use crate::options::Options;
 use crate::owner::Owner;
 
@@ -89,17 +89,13 @@ impl fmt::Debug for RwLockReadGuard {
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
     pub(crate) owner: Option<Owner>,
-    pub(crate) hold: OwnedLease,
+    pub(crate) hold: Hold,
     /// Those of the read side, for a downgrade.
     pub(crate) read_options: Arc<Options>,
 }
 
 impl RwLockWriteGuard {
-    pub(crate) fn new(
-        owner: Option<&Owner>,
-        hold: OwnedLease,
-        read_options: &Arc<Options>,
-    ) -> RwLockWriteGuard {
+    pub(crate) fn new(owner: Option<&Owner>, hold: Hold, read_options: &Arc<Options>) -> RwLockWriteGuard {
         RwLockWriteGuard { owner: owner.cloned(), hold, read_options: Arc::clone(read_options) }
     }
 
@@ -130,7 +126,7 @@ impl RwLockWriteGuard {
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let RwLockWriteGuard { owner, hold, read_options } = self;
         let hold = hold.convert("rwlock/downgrade", &READ, read_options, Operation::Downgrade).await?;
-        Ok(RwLockReadGuard { owner, hold: Hold::new(hold) })
+        Ok(RwLockReadGuard { owner, hold })
     }
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.

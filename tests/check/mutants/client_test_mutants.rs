@@ -66,7 +66,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "limit-of-zero-tries-nothing",
         edits: &[edit(
-            "src/lease/wait_loop.rs",
+            "src/lease/acquire.rs",
             "Some(limit @ Duration::ZERO) = limit",
             "Some(limit @ Duration::MAX) = limit",
         )],

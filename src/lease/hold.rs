@@ -1,0 +1,127 @@
+//! [`Hold`]: what the guard of any kind has.
+
+use std::sync::Arc;
+
+use super::joint_hold::JointHold;
+use super::kind::Kind;
+use super::lease::Lease;
+use super::lock_request::{LockRequest, shares};
+use super::nested_hold::NestedHold;
+use super::owned_lease::OwnedLease;
+use crate::error::{Error, Operation};
+use crate::fencing::FencingToken;
+use crate::options::Options;
+use crate::ticket::Ticket;
+use crate::traces::{Grant, HoldSpan};
+use crate::wire::Together;
+
+/// A hold of its own, or a part in one that several guards of this client have. The last of them
+/// releases it.
+pub(crate) enum Hold {
+    Own(OwnedLease),
+    /// Of tasks without an owner.
+    Joint(JointHold),
+    /// Of calls of one owner.
+    Nested(Arc<NestedHold>),
+}
+
+impl Hold {
+    /// One that the server has granted. Other tasks may join it, if its options allow that.
+    pub(crate) fn new(hold: OwnedLease) -> Hold {
+        let attempt = hold.lease().attempt();
+        if shares(attempt.kind, &attempt.options, attempt.owner.as_deref()) {
+            Hold::Joint(JointHold::begin(hold))
+        } else {
+            Hold::Own(hold)
+        }
+    }
+
+    /// The same hold. From now on, other calls of its owner enter it, if its options allow that.
+    pub(super) fn for_nested_calls(self, request: &LockRequest) -> Hold {
+        match self {
+            Hold::Own(hold) if request.nests() => Hold::Nested(NestedHold::begin(request, hold)),
+            other => other,
+        }
+    }
+
+    /// A part in the hold that this client has for the same owner, without a request.
+    pub(crate) fn enter(request: &LockRequest) -> Result<Option<Hold>, Error> {
+        if !request.nests() {
+            return Ok(None);
+        }
+        Ok(NestedHold::find(request)?.map(Hold::Nested))
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        match self {
+            Hold::Own(hold) => hold.lease(),
+            Hold::Joint(part) => part.lease(),
+            Hold::Nested(part) => part.lease(),
+        }
+    }
+
+    /// Releases the hold and waits for the reply, unless other guards of this client still have it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: after a drop, the release continues in the background.
+    pub(crate) async fn release(self, together: Option<&Together>) -> Result<(), Error> {
+        match self {
+            Hold::Own(hold) => hold.release(together).await,
+            Hold::Joint(part) => part.release(together).await,
+            Hold::Nested(part) => part.release(together).await,
+        }
+    }
+
+    /// The hold is never released from now on: it ends with its TTL, once no task uses it.
+    pub(crate) fn leak(self) {
+        match self {
+            Hold::Own(hold) => _ = hold.leak(),
+            Hold::Joint(part) => part.leak(),
+            Hold::Nested(part) => part.leak(),
+        }
+    }
+
+    /// The hold, if no other guard of this client has a part in it; otherwise why it has to stay.
+    fn into_sole(self, operation: Operation) -> Result<OwnedLease, Box<(Hold, Error)>> {
+        let sole = match self {
+            Hold::Own(hold) => Ok(hold),
+            Hold::Joint(part) => part.into_sole().map_err(Hold::Joint),
+            Hold::Nested(part) => part.into_sole().map_err(Hold::Nested),
+        };
+        sole.map_err(|hold| {
+            let shared = || Error::SharedHold { context: hold.lease().context(operation) };
+            let error = hold.lease().ended(operation).unwrap_or_else(shared);
+            Box::new((hold, error))
+        })
+    }
+
+    /// See [`OwnedLease::into_ticket`].
+    pub(crate) fn into_ticket(self) -> Result<Ticket, Box<(Hold, Error)>> {
+        self.into_sole(Operation::Transfer)?.into_ticket().map_err(|ended| {
+            let (hold, error) = *ended;
+            Box::new((Hold::Own(hold), error))
+        })
+    }
+
+    /// See [`OwnedLease::convert`].
+    pub(crate) async fn convert(
+        self,
+        verb: &'static str,
+        kind: &'static Kind,
+        options: Arc<Options>,
+        operation: Operation,
+    ) -> Result<Hold, Error> {
+        let hold = self.into_sole(operation).map_err(|kept| kept.1)?;
+        hold.convert(verb, kind, options, operation).await.map(Hold::new)
+    }
+}
+
+impl Grant for Hold {
+    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
+        match self {
+            Hold::Own(hold) => hold.granted(),
+            Hold::Joint(part) => part.granted(),
+            Hold::Nested(_) => None, // its first guard was granted it
+        }
+    }
+}
