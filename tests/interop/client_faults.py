@@ -4,6 +4,7 @@
 
 LUA is a copy of lua/ in which the clients are built; COMMAND starts a worker there. PART is a part
 of a fault's name. Each fault names the dialogue that must find it. Exit status 1: one is missed.
+Without a command, nothing is planted: the texts that the faults replace must be in the clients.
 """
 
 import os
@@ -100,7 +101,7 @@ FAULTS = [
         "java": ("lock.keys, ms, lock.verb, attempt, lock.owner, queuedAt", "lock.keys, ms, lock.verb, randomId(), lock.owner, queuedAt"),
     }),
     ("the place is lost after an error", "error: a queued attempt", {
-        "python": ('failure, answer = f"; last failure: {error}", [POLL * 1000, 0]', 'failure, answer, self._queued_at = "", [POLL * 1000, 0], ""'),
+        "python": ("answer = [POLL * 1000, 0]", 'answer, self._queued_at = [POLL * 1000, 0], ""'),
         "node": ("return [POLL, 0];", 'queuedAt = "";\n        return [POLL, 0];'),
         "go": ("\t\ttime.AfterFunc(delay, wake)\n", "\t\tif err != nil {\n\t\t\tl.place = \"\"\n\t\t}\n\t\ttime.AfterFunc(delay, wake)\n"),
         "java": ("        problem = e.getCause();\n", '        problem = e.getCause();\n        queuedAt = "";\n'),
@@ -354,7 +355,7 @@ FAULTS = [
         "python": ("if not name or is_too_long", "if is_too_long"),
         "node": (' && name !== ""', ""),
         "go": ('l.Name == "" || ', ""),
-        "java": ("name.isEmpty() || isTooLong", "isTooLong"),
+        "java": ("!name.isEmpty() && !isTooLong", "!isTooLong"),
     }),
     ("the name of a companion", "names", {
         "python": ("|:(fence|waiters)\\Z", ""),
@@ -424,6 +425,17 @@ def find(lua, command, language, dialogue, change):
     return (found[0], "") if done.returncode == 1 and found else (None, done.stdout + done.stderr)
 
 
+def missing(lua):
+    """The texts that a fault replaces and that a client does not have once."""
+    texts = {language: (lua / "clients" / source).read_text() for language, source in SOURCES.items()}
+    return [
+        f"{language}: {name}: {texts[language].count(old)} times {old!r}"
+        for name, _, changes in FAULTS
+        for language, (old, _) in changes.items()
+        if texts[language].count(old) != 1
+    ]
+
+
 def main():
     lua, *rest = sys.argv[1:]
     commands = dict(each.split("=", 1) for each in rest if each.split("=")[0] in SOURCES)
@@ -435,6 +447,10 @@ def main():
         if language in commands and language in changes
         if not parts or any(part in name for part in parts)
     ]
+    absent = missing(Path(lua))
+    print(*absent, sep="\n", end="\n" if absent else "")
+    if not commands or absent:
+        return 1 if absent else 0
     missed, counts = 0, {}
     with ThreadPoolExecutor(BESIDE) as pool:
         found = [
