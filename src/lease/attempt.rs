@@ -93,6 +93,10 @@ pub(crate) struct Attempt {
     reserved: ReservedTokens,
     /// When this client learned of its grant, if it is to hold the lock for at least some time.
     held_since: OnceLock<Moment>,
+    /// When the request was sent whose reply is the last one that confirms the hold of its grant: a
+    /// renewal also succeeds if the server has lost that and granted the lock to the attempt again.
+    /// 0: none. Tasks that pass the hold on share it.
+    confirmed: AtomicU64,
     /// No guard has its hold: the last one has reported its release, and left it to others.
     is_idle: AtomicBool,
 }
@@ -135,6 +139,7 @@ impl Attempt {
             queued_at: OnceLock::new(),
             reserved: ReservedTokens::default(),
             held_since: OnceLock::new(),
+            confirmed: AtomicU64::new(0),
             is_idle: AtomicBool::new(false),
         }
     }
@@ -159,6 +164,7 @@ impl Attempt {
             queued_at: self.queued_at.clone(),
             reserved: self.reserved.copied(),
             held_since: self.held_since.clone(),
+            confirmed: self.confirmed.load(Ordering::Relaxed).into(),
             ..Attempt::new(Arc::clone(&self.origin), kind, self.name.clone(), options, None)
         }
     }
@@ -246,6 +252,19 @@ impl Attempt {
         if self.options.minimum_hold().is_some() {
             self.held_since.get_or_init(Moment::now);
         }
+    }
+
+    /// It was granted the lock by a reply to this request, unless it had it before.
+    pub(super) fn note_granted(&self, sent: Moment) {
+        let _ = self.confirmed.compare_exchange(0, sent.as_nanos(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_confirmed(&self, sent: Moment) {
+        self.confirmed.fetch_max(sent.as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(super) fn confirmed(&self) -> Moment {
+        Moment::from_nanos(self.confirmed.load(Ordering::Relaxed))
     }
 
     /// For how much longer the lock must stay held if this is released now. It has not held the

@@ -12,7 +12,6 @@ use tokio::time::sleep;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
 use super::close::OpenCall;
-use super::lease::Lease;
 use super::local_queue::LocalFront;
 use super::lock_request::LockRequest;
 use super::turn::Turn;
@@ -29,8 +28,6 @@ pub(super) struct Cohort {
     /// It was ended before its time: it may have been revoked.
     is_ended: AtomicBool,
     pub(super) is_unanimous: bool,
-    /// The time from which its first lease counts: it was granted after it.
-    pub(super) granted_after: Moment,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -69,7 +66,6 @@ impl Cohort {
     /// the front at once, and only its length is observed.
     pub(super) fn begin(
         client: &Client,
-        lease: &Lease,
         until: Moment,
         is_unanimous: bool,
         front: LocalFront,
@@ -81,7 +77,6 @@ impl Cohort {
             has_passed: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
             is_unanimous,
-            granted_after: lease.counts_from(),
             timer: OnceLock::new(),
         });
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);

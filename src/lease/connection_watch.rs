@@ -38,11 +38,11 @@ impl Keeper {
         }
     }
 
-    /// Makes a lease due now, if all leases were made due after its hold was asked for: it was none
+    /// Makes a lease due now, if all leases were made due after its hold was confirmed: it was none
     /// of them while one task passed it to another.
-    pub(super) fn ask_again(&self, lease: &Lease, sent: Moment) {
+    pub(super) fn ask_again(&self, lease: &Lease) {
         let mut schedule = self.schedule();
-        if schedule.has_asked_since(sent) {
+        if schedule.has_asked_since(lease.attempt().confirmed()) {
             schedule.expedite(lease, Moment::now());
             self.notify.notify_one();
         }

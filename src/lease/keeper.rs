@@ -87,6 +87,7 @@ impl Keeper {
             // Not renewed, but polled if another hold of its owner turns out to be lost.
             Renewal::Never => lease.attempt().kind.has_owner.then(|| lease.until()),
         };
+        lease.attempt().note_granted(lease.counts_from());
         let (mut schedule, sent) = (self.schedule(), lease.counts_from());
         let hold = schedule.holds.insert((lease.clone(), entry));
         lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);

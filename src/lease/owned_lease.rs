@@ -84,7 +84,7 @@ impl OwnedLease {
         let now = Moment::now();
         let until = now + turn.min(self.lease.until().since(now) / 4);
         let may_pass = self.guard.attempt.reserved().is_some() && !request.client.nodes.is_failing();
-        let cohort = Cohort::begin(&request.client, &self.lease, until, is_unanimous, front, may_pass);
+        let cohort = Cohort::begin(&request.client, until, is_unanimous, front, may_pass);
         // In this order: a revocation after the question finds the turn.
         if request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from()) {
             cohort.end();
@@ -109,7 +109,7 @@ impl OwnedLease {
         if let Some(token) = token {
             request.client.nodes.accepted(token.get());
         }
-        request.client.keeper.ask_again(&hold.lease, cohort.granted_after);
+        request.client.keeper.ask_again(&hold.lease);
         hold.cohort = Some(cohort);
         Ok(hold)
     }
@@ -132,7 +132,8 @@ impl OwnedLease {
             && !attempt.in_flight.is_indeterminate()
             && !client.nodes.is_failing()
             && !client.keeper.has_ended()
-            && !client.keeper.closing.has_begun();
+            && !client.keeper.closing.has_begun()
+            && !client.keeper.may_be_another_grant(&self.lease);
         if !may_pass || !front.has_waiters_behind() {
             return false;
         }
@@ -181,6 +182,7 @@ impl OwnedLease {
     }
 
     async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
+        self.guard.client.keeper.confirm(&self.lease).await;
         if self.pass() {
             self.hold.end(LeaseEnd::Released.word());
             return Ok(());
@@ -247,6 +249,7 @@ impl OwnedLease {
         let context = client.context(operation, lease.name());
         let lost = || Error::Lost { context: context.clone() };
         let closed = || Error::Closed { context: context.clone() };
+        client.keeper.confirm(&lease).await;
         let error = |failure: Failure| client.error(failure, context.clone());
         let ended = |end| if end == LeaseEnd::Closed { closed() } else { lost() };
         if let Some(end) = lease.end() {

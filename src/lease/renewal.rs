@@ -47,7 +47,11 @@ impl Keeper {
             let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without.get());
             reports.extend(sending.next().map(|sent| sent.answered(tally.state)));
             let is_degraded = tally.state != LeaseState::Lost && !tally.without.is_empty();
-            let is_doubtful = tally.state == LeaseState::Held && self.may_be_another_grant(&lease);
+            let is_held = tally.state == LeaseState::Held;
+            let is_doubtful = is_held && self.may_be_another_grant(&lease);
+            if is_held && !is_doubtful {
+                lease.attempt().note_confirmed(sent);
+            }
             if self.conclude_renewal(&lease, ttl, sent, &tally, votes, &mut reports) {
                 gone.push(lease);
             } else if is_doubtful {
@@ -98,16 +102,24 @@ impl Keeper {
 
     /// Whether the server may have lost the hold, and granted the lock to the same attempt again:
     /// one that was set back to an earlier state has the attempt in its queue, and the renewal
-    /// finds what it was granted from there. To be asked before that renewal counts.
-    fn may_be_another_grant(&self, lease: &Lease) -> bool {
+    /// finds what it was granted from there.
+    pub(super) fn may_be_another_grant(&self, lease: &Lease) -> bool {
         let attempt = lease.attempt();
         let may_return = attempt.queued_at.get().is_some() || attempt.in_flight.is_indeterminate();
-        let confirmed = lease.until() - attempt.trusted_span(lease.options().ttl);
         may_return
             && self.nodes.deployment.decides_alone()
             && attempt.kind.capacity.is_none() // else others are granted it beside this one
             && lease.fencing_token().is_some()
-            && self.schedule().has_asked_since(confirmed)
+            && self.schedule().has_asked_since(attempt.confirmed())
+    }
+
+    /// Loses a lease that its task is to end, if the server has granted it again.
+    pub(super) async fn confirm(&self, lease: &Lease) {
+        if self.may_be_another_grant(lease) {
+            let (mut reports, leases) = (Vec::new(), vec![lease.clone()]);
+            self.compare_tokens(leases, self.nodes.limit(), &mut reports).await;
+            reports.into_iter().for_each(|report| report());
+        }
     }
 
     /// Loses each lease of a lock that was granted since: the counter is above all tokens that the
@@ -122,15 +134,20 @@ impl Keeper {
         }
         let all_nodes = self.nodes.all_nodes();
         let calls = leases.iter().map(|lease| (lease.attempt().inspect(), all_nodes)).collect();
+        let sent = Moment::now();
         let answers = self.nodes.ask_ahead(calls, limit).await;
         for (lease, votes) in leases.iter().zip(answers) {
             let texts = votes.into_iter().find_map(|(_, outcome)| outcome.ok()?.texts().ok());
             let last: Option<u64> = texts.and_then(|texts| texts.get(1)?.parse().ok());
-            let more = lease.attempt().reserved().map_or(0, |count| u64::from(count) - 1);
+            let more = u64::from(lease.attempt().spare_tokens());
             let own = lease.fencing_token().map_or(u64::MAX, |token| token.get() + more);
             let schedule = self.schedule();
-            if last.is_some_and(|last| last > own) && !lease.entry().has_ended.load(Ordering::Relaxed) {
-                self.lose(schedule, lease, LeaseEnd::Lost, reports);
+            match last {
+                // It was released meanwhile, which compared them itself; or it was passed on.
+                _ if lease.entry().has_ended.load(Ordering::Relaxed) => {}
+                Some(last) if last > own => self.lose(schedule, lease, LeaseEnd::Lost, reports),
+                Some(_) => lease.attempt().note_confirmed(sent),
+                None => {}
             }
         }
     }

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use redlatch::LeaseEnd;
+use redlatch::{Error, LeaseEnd};
 
+use crate::suite::local_turns::{contended, waiting};
 use crate::support::failover::KINDS;
-use crate::support::{AnyLock, Kind, Server, Stopwatch, eventually, notified_only, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Kind, Server, Stopwatch, eventually, notified_only, patient, soon};
 
 /// For how long a released lock is reserved for a notified waiter that does not claim it.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -73,33 +74,90 @@ async fn restored_queue_entries_do_not_delay_waiters() {
 }
 
 /// The server loses the hold of a client and has it in its queue again, and grants it the lock
-/// after another client: its renewals succeed, but it must learn that it had lost the lock.
+/// after another client: its renewals succeed, but it must learn that it had lost the lock. Returns
+/// its guard, and the token of the other client.
+async fn granted_again(server: &Server, lock: &AnyLock, rival: &AnyLock) -> (AnyGuard, u64) {
+    let held = rival.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.lock().await.unwrap() }
+    });
+    eventually("it queues", || async { queue(server, rival).await.len() >= 2 }).await;
+    let old = queue(server, rival).await;
+    held.release().await.unwrap();
+    let guard = soon("it is granted the lock", waiting).await.unwrap();
+    server.run::<()>(&["DEL", rival.key()]).await;
+    let between = rival.lock().await.unwrap();
+    let token = between.token();
+    between.release().await.unwrap();
+    for entry in old.chunks(2) {
+        server.run::<()>(&["ZADD", &waiters(rival), &entry[1], &entry[0]]).await;
+    }
+    // A request for the free lock grants it to the waiter.
+    let denied = rival.try_lock().await.unwrap();
+    assert!(denied.is_none() && server.is_locked(rival).await, "{rival:?}");
+    assert!(!guard.lease().is_lost(), "it does not know");
+    (guard, token)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_was_lost_and_granted_again_is_lost() {
     let server = Server::start().await;
     let (locks, others) = (server.locks_with(patient()).await, server.locks_with(patient()).await);
     for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
         let (lock, rival) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
-        let held = rival.lock().await.unwrap();
-        let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
-        eventually("it queues", || async { queue(&server, &rival).await.len() >= 2 }).await;
-        let old = queue(&server, &rival).await;
-        held.release().await.unwrap();
-        let guard = soon("it is granted the lock", waiting).await.unwrap();
-        server.run::<()>(&["DEL", rival.key()]).await;
-        rival.lock().await.unwrap().release().await.unwrap();
-        for entry in old.chunks(2) {
-            server.run::<()>(&["ZADD", &waiters(&rival), &entry[1], &entry[0]]).await;
-        }
-        // A request for the free lock grants it to the waiter.
-        let denied = rival.try_lock().await.unwrap();
-        assert!(denied.is_none() && server.is_locked(&rival).await, "{kind:?}");
-        assert!(!guard.lease().is_lost(), "it does not know");
+        let (guard, _) = granted_again(&server, &lock, &rival).await;
         server.kill_connections().await;
         let end = soon("it learns of the loss", guard.lease().lost()).await;
         assert_eq!(end, LeaseEnd::Lost, "{kind:?}");
         eventually("it is released", || async { !server.is_locked(&rival).await }).await;
         drop(guard);
+    }
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
+/// A renewal by hand proves no more than one of the client.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_renewed_meanwhile_is_lost() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(patient()).await, server.locks_with(patient()).await);
+    let [lock, rival] = [&locks, &others].map(|locks| Kind::Mutex.lock(locks, "renewed"));
+    let (guard, _) = granted_again(&server, &lock, &rival).await;
+    server.kill_connections().await;
+    let renewing = async {
+        while !guard.lease().is_lost() {
+            let _also_without_a_connection = guard.lease().renew().await;
+        }
+    };
+    soon("it learns of the loss", renewing).await;
+    drop((guard, lock, locks, rival, others));
+    server.assert_nothing_left().await;
+}
+
+/// The client asks about all leases, and then compares the tokens of those that may have been
+/// granted again. Released in between, such a one was lost all the same, and is not passed on.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_released_meanwhile_was_lost() {
+    let server = Server::start().await;
+    let options = || patient().local_turn(Duration::from_secs(10));
+    let (locks, others) = (server.locks_with(options()).await, server.locks_with(patient()).await);
+    for round in 0..20 {
+        let name = round.to_string();
+        let [lock, rival] = [&locks, &others].map(|locks| Kind::Mutex.lock(locks, &name));
+        contended(&lock).await.release().await.unwrap();
+        let told = locks.mutex(format!("told-{name}")).unwrap().lock().await.unwrap();
+        let (guard, token) = granted_again(&server, &lock, &rival).await;
+        let next = waiting(&lock).await;
+        server.run::<()>(&["DEL", told.lease().name().key()]).await;
+        server.kill_connections().await;
+        soon("the client has asked about its leases", told.lease().lost()).await;
+        let released = guard.release().await;
+        assert!(matches!(released, Err(Error::Lost { .. })), "{round}: {released:?}");
+        let next = soon("the next task acquires", next).await.unwrap();
+        assert!(next.token() > token, "{round}: it has a hold that was lost");
+        next.release().await.unwrap();
+        drop(told);
     }
     drop((locks, others));
     server.assert_nothing_left().await;
