@@ -255,6 +255,7 @@ impl OwnedLease {
         if let Some(end) = lease.end() {
             return Err(ended(end));
         }
+        self.keep_reserved();
         let trusted_until = lease.until();
         self.call = Some(OpenCall::new(&client.keeper, lease.name()));
         match client.keeper.forget(&lease, LeaseEnd::Released) {
@@ -292,10 +293,20 @@ impl OwnedLease {
         }
     }
 
+    /// A release gives back what was reserved and not used, and this hold ends in another way: no
+    /// block is reserved before the server's clock has passed this one.
+    fn keep_reserved(&self) {
+        if let Some(token) = self.lease.fencing_token() {
+            let last = token.get() + u64::from(self.guard.attempt.spare_tokens());
+            self.guard.client.local_queues.note_token(self.lease.name(), last);
+        }
+    }
+
     /// The lock is never released from now on: it ends with its TTL. Returns how the lease ended,
     /// which may have been before.
     pub(crate) fn leak(&self) -> LeaseEnd {
         self.is_leaked.store(true, Ordering::Relaxed);
+        self.keep_reserved();
         self.cohort.iter().for_each(|cohort| cohort.end());
         self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked)
     }

@@ -105,6 +105,38 @@ async fn grants_that_no_task_learns_of_keep_the_counter_behind_the_clock() {
     server.assert_nothing_left().await;
 }
 
+/// A hold that is converted or leaked gives nothing back: no block follows before the clock has
+/// passed its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn holds_that_give_nothing_back_keep_the_counter_behind_the_clock() {
+    let server = Server::start().await;
+    let locks = server.locks_with(patient().local_turn(Duration::from_millis(100))).await;
+    let lock = locks.rwlock("kept").unwrap();
+    let mut connection = server.connection().await;
+    let mut ahead = async || -> i64 {
+        let mut both = redis::pipe();
+        both.get("{lock:kept}:fence").cmd("TIME");
+        let (counter, clock): (i64, (i64, i64)) = both.query_async(&mut connection).await.unwrap();
+        counter - clock.0 * 1_000_000 - clock.1
+    };
+    let write = AnyLock::Write(lock.clone());
+    let mut guard = contended(&write).await;
+    let mut next = waiting(&write).await;
+    for round in 0..200 {
+        let AnyGuard::Write(held) = guard else { panic!("{guard:?}") };
+        let behind = waiting(&write).await;
+        held.downgrade().await.unwrap().release().await.unwrap();
+        guard = soon("the next task acquires", next).await.unwrap();
+        next = behind;
+        let by = ahead().await;
+        assert!(by <= 1_000, "round {round}: {by} ahead of the clock, by more than one block");
+    }
+    drop(next);
+    guard.release().await.unwrap();
+    drop((write, lock, locks));
+    server.assert_nothing_left().await;
+}
+
 /// The same for calls that are dropped while they wait in Redis, of several clients: each of them
 /// knows only of its own tokens.
 #[tokio::test(flavor = "multi_thread")]
