@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, geteuid, getpid, getppid, kill_process_group, test_kill_process, test_kill_process_group,
+    Pid, Signal, geteuid, getpgid, getpid, getppid, kill_process_group, test_kill_process,
+    test_kill_process_group,
 };
 use uuid::Uuid;
 
@@ -79,14 +80,15 @@ pub(crate) struct Processes {
     /// How many scans in turn have found none.
     empty: usize,
     /// Those that were found, with their starts.
-    known: HashMap<Pid, u64>,
+    known: HashMap<Pid, Option<u64>>,
 }
 
 /// A process of a command that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     pub(crate) pid: Pid,
-    start: u64,
+    /// `None`: only the cgroup shows it.
+    start: Option<u64>,
     is_in_group: bool,
     /// The nested `run` that it descends from, which may have ended.
     nested: Option<Pid>,
@@ -228,7 +230,7 @@ impl Processes {
         let members = self.scan().unwrap_or_default();
         let is_alive = |run: Pid| members.iter().any(|member| member.pid == run);
         for member in members.iter().filter(|member| !member.nested.is_some_and(is_alive)) {
-            send(*member, &[signal, Signal::CONT]);
+            self.send(*member, &[signal, Signal::CONT]);
         }
     }
 
@@ -245,7 +247,7 @@ impl Processes {
             let Some(members) = self.scan() else { return };
             self.empty = if members.is_empty() { self.empty + 1 } else { 0 };
             for member in members {
-                send(member, &[Signal::KILL]);
+                self.send(member, &[Signal::KILL]);
                 if killed.insert((member.pid, member.start)) {
                     last = Instant::now();
                 }
@@ -267,6 +269,9 @@ impl Processes {
     /// are given in turn, so that of the next one is known.
     fn chase(&mut self, signals: &[Signal]) -> Vec<Member> {
         let mut found = Vec::new();
+        if !proc::is_own() {
+            return found; // its numbers are those of unrelated processes here
+        }
         let mut last = proc::newest().unwrap_or(i32::MAX);
         for _ in 0..CHASE {
             let Some(newest) = proc::newest() else { break };
@@ -279,9 +284,9 @@ impl Processes {
                 let is_child = |parent| self.run == Some(parent) || self.known.contains_key(&parent);
                 let is_child = self.is_strict && stat.parent.is_some_and(is_child);
                 if is_child || self.nested_run(pid).is_some() {
-                    let member = Member { pid, start: stat.start, is_in_group: false, nested: None };
-                    send(member, signals);
-                    self.known.insert(pid, stat.start);
+                    let member = Member { pid, start: Some(stat.start), is_in_group: false, nested: None };
+                    self.send(member, signals);
+                    self.known.insert(pid, member.start);
                     found.push(member);
                 }
             }
@@ -311,18 +316,27 @@ impl Processes {
             // It was killed. What it was the parent of has another parent now.
             self.run = None;
         }
-        let all: Vec<Stat> = stats().ok()?.into_iter().filter(|stat| self.is_candidate(*stat)).collect();
         let cgroup: HashSet<Pid> = self.cgroup.iter().flat_map(Cgroup::members).collect();
+        let Ok(all) = stats() else {
+            self.cgroup.as_ref()?;
+            let in_group = |pid| self.group.is_some() && getpgid(Some(pid)).ok() == self.group;
+            let member = |pid| Member { pid, start: None, is_in_group: in_group(pid), nested: None };
+            let found: Vec<Member> = cgroup.into_iter().map(member).collect();
+            self.known = found.iter().map(|member| (member.pid, None)).collect();
+            return Some(found);
+        };
+        let all: Vec<Stat> = all.into_iter().filter(|stat| self.is_candidate(*stat)).collect();
         let mut found: HashMap<Pid, Member> = HashMap::new();
         let mut children: HashMap<Pid, Vec<Stat>> = HashMap::new();
         for stat in all {
             let nested = self.nested_run(stat.pid);
             let is_in_group = stat.group.is_some() && stat.group == self.group;
-            let is_known = self.known.get(&stat.pid) == Some(&stat.start);
+            let start = Some(stat.start);
+            let is_known = self.known.get(&stat.pid) == Some(&start);
             let is_child = self.run.is_some() && stat.parent == self.run;
             if nested.is_some() || is_in_group || is_known || is_child || cgroup.contains(&stat.pid) {
                 let nested = nested.flatten();
-                found.insert(stat.pid, Member { pid: stat.pid, start: stat.start, is_in_group, nested });
+                found.insert(stat.pid, Member { pid: stat.pid, start, is_in_group, nested });
             }
             if let Some(parent) = stat.parent {
                 children.entry(parent).or_default().push(stat);
@@ -333,7 +347,7 @@ impl Processes {
         while let Some(parent) = parents.pop().filter(|_| self.is_strict) {
             for Stat { pid, start, .. } in children.get(&parent.pid).into_iter().flatten() {
                 let nested = nested_runs.get(&parent.pid).copied().or(parent.nested);
-                let member = Member { pid: *pid, start: *start, is_in_group: false, nested };
+                let member = Member { pid: *pid, start: Some(*start), is_in_group: false, nested };
                 if let Entry::Vacant(entry) = found.entry(*pid) {
                     parents.push(*entry.insert(member));
                 }
@@ -342,6 +356,29 @@ impl Processes {
         self.known = found.values().map(|member| (member.pid, member.start)).collect();
         Some(found.into_values().collect())
     }
+
+    /// Signals a process outside of the group.
+    #[cfg(target_os = "linux")]
+    fn send(&self, member: Member, signals: &[Signal]) {
+        use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
+        if member.is_in_group {
+            return;
+        }
+        // The process may have ended since it was found, and its number be that of another one. The
+        // descriptor stays that of one process, so it is looked for once more.
+        let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return };
+        let is_same = match member.start {
+            Some(start) => proc::stat(member.pid).is_some_and(|stat| stat.start == start),
+            None => self.cgroup.iter().any(|cgroup| cgroup.members().contains(&member.pid)),
+        };
+        for signal in signals.iter().filter(|_| is_same) {
+            // An error means that it has ended, or has changed its user.
+            let _ = pidfd_send_signal(&process, *signal);
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn send(&self, _member: Member, _signals: &[Signal]) {}
 
     /// `None`: the process does not have the id, has ended, or belongs to another user. Otherwise
     /// the next `run` that it descends from.
@@ -374,25 +411,3 @@ fn changes_user(program: &OsStr) -> bool {
     let user = geteuid();
     file.is_some_and(|file| file.mode() & 0o4000 != 0 && file.uid() != user.as_raw() && !user.is_root())
 }
-
-/// Signals a process outside of the group.
-#[cfg(target_os = "linux")]
-fn send(member: Member, signals: &[Signal]) {
-    use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
-    if member.is_in_group {
-        return;
-    }
-    // The process may have ended since it was found, and its number be that of another one. The
-    // descriptor stays that of one process, so its start is read once more.
-    let Ok(process) = pidfd_open(member.pid, PidfdFlags::empty()) else { return };
-    if proc::stat(member.pid).is_none_or(|stat| stat.start != member.start) {
-        return;
-    }
-    for signal in signals {
-        // An error means that it has ended, or has changed its user.
-        let _ = pidfd_send_signal(&process, *signal);
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn send(_member: Member, _signals: &[Signal]) {}

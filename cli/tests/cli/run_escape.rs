@@ -115,7 +115,7 @@ async fn stopped_run_ends_processes_that_clear_their_environment() {
 }
 
 /// Whether a `run` makes cgroups here.
-async fn makes_cgroups(server: &Server) -> bool {
+pub async fn makes_cgroups(server: &Server) -> bool {
     let ended = run_on(server, &words(&[], "probe", "cat /proc/self/cgroup")).await;
     ended.stdout.contains("redlatch-")
 }

@@ -1,9 +1,10 @@
 //! `redlatch run` as the first process of a PID namespace, and where /proc is missing, or is that
 //! of another namespace. Only root can make such places.
 
-use rustix::process::geteuid;
+use rustix::process::{Signal, geteuid};
 
 use crate::program::{RunningProgram, is_held, output, wrapped};
+use crate::run_escape::makes_cgroups;
 use crate::support::{Server, eventually};
 
 /// No cgroup finds the processes.
@@ -52,6 +53,40 @@ async fn proc_of_another_namespace_kills_no_unrelated_process() {
     let ended = running.end().await;
     assert_eq!((ended.code, ended.stdout.as_str()), (75, "alive\n"), "{ended:?}");
     assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
+}
+
+/// The cgroup shows the command's processes, by their numbers here. Where none can be made, `run`
+/// says what it does not reach.
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_stays_held_for_what_only_the_cgroup_shows() {
+    if !geteuid().is_root() {
+        return;
+    }
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    let left = format!("trap '' TERM; echo started; while [ ! -e {} ]; do sleep 0.05; done", go.display());
+    let command = format!("trap 'echo ended; exit' TERM; setsid sh -c \"{left}\" & wait; wait");
+    let words = ["run", "--ttl", "3s", "job", "--", "sh", "-c", &command];
+    let wrapper = ["unshare", "--pid", "--fork", "--kill-child"];
+    let mut running = RunningProgram::start(wrapped(&wrapper, &server, &words));
+    assert_eq!(running.line().await, "started");
+    let run = children(&running.pid().to_string()).trim().parse().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(run).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(running.line().await, "ended");
+    let renewed_twice = server.scripts_run().await + 2;
+    let is_free = || async { !server.run::<bool>(&["EXISTS", "lock:job"]).await };
+    let goes_on = || async { is_free().await || server.scripts_run().await >= renewed_twice };
+    eventually("it is renewed, or released", goes_on).await;
+    let was_released = is_free().await;
+    std::fs::write(&go, "").unwrap();
+    let ended = running.end().await;
+    if makes_cgroups(&server).await {
+        assert!(!was_released, "{ended:?}");
+    } else {
+        assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
+    }
+    is_held(&server, "job", false).await;
 }
 
 /// A container's first process is the parent of all orphans, and of the children of a shell that
