@@ -26,8 +26,8 @@ pub enum Check {
     Connection,
     /// The scripts are tested on its version.
     Version,
-    /// The client's user may run the scripts on the keys of a lock. Checked by acquiring and
-    /// releasing a lock of a new name.
+    /// The client's user may run the scripts on the keys of a lock. Checked by trying each of their
+    /// commands, and by acquiring and releasing a lock, under a new name.
     Scripts,
     /// The client is notified when it is granted a lock, and may notify other clients.
     Notifications,

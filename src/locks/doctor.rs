@@ -1,6 +1,8 @@
 //! [`Locks::doctor`]: finds settings and rights of the servers that endanger locks.
 
+use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Locks;
@@ -8,17 +10,20 @@ use super::node_status::{NodeState, NodeStatus};
 use crate::diagnosis::{Check, Finding, Verdict, unusable};
 use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
+use crate::wire::{Call, Script, WaitFor};
+
+static RIGHTS: Script = Script::new(include_str!("rights.lua"));
 
 impl Locks {
     /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted
     /// keys, restarts and failovers that lose locks.
     ///
-    /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master. It
-    /// acquires and releases a lock with a new name. The fencing counter of that lock stays for one
-    /// second.
+    /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master. It tries
+    /// each command of the scripts on a key with a new name, and acquires and releases a lock there.
+    /// The fencing counter of that lock stays for one second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
-    /// that locks need is a danger. If no server can be used, only [`Check::Connection`] names the
+    /// that locks need is a danger that names it. If no server can be used, only [`Check::Connection`] names the
     /// cause.
     ///
     /// Once the client's runtime has ended, nothing is sent, and every connection is unknown.
@@ -92,6 +97,16 @@ impl Locks {
 
     async fn examine_scripts(&self) -> Verdict {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
+        match self.missing_rights(&name).await {
+            Ok(missing) if !missing.is_empty() => {
+                return Verdict::danger(
+                    format!("the user lacks rights that locks need: {missing}"),
+                    "grant the user the rights listed in the guide, page rights",
+                );
+            }
+            // The lock names what fails, unless it was only this.
+            Ok(_) | Err(_) => {}
+        }
         let tried = async {
             // The fencing counter is a key that outlives the lock.
             let options = Options::new().token_ttl(Duration::from_secs(1)).hold_at_least(Duration::ZERO);
@@ -107,6 +122,21 @@ impl Locks {
                 remedy_of(&error),
             ),
         }
+    }
+
+    /// The commands that the user may not run in scripts, each once, as `ACL SETUSER` takes them.
+    /// Tried, since `ACL DRYRUN` is a right that users of locks do not have.
+    async fn missing_rights(&self, name: &str) -> Result<String, Error> {
+        let name = self.lock(name)?.name;
+        let (call, nodes) =
+            (Arc::new(Call::new(&RIGHTS, "doctor/rights", &name).alone()), &self.client.nodes);
+        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let replies = votes.received.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()?.texts().ok());
+        let mut missing: BTreeSet<String> = replies.flatten().map(|command| format!("+{command}")).collect();
+        if !nodes.may_evaluate().await {
+            missing.insert("+eval".to_owned());
+        }
+        Ok(missing.into_iter().collect::<Vec<_>>().join(" "))
     }
 
     /// Whether the nodes of a guarded quorum vote. A node that does not reply has a finding.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 
 use super::answers::{LATE, NOT_ADMITTED};
@@ -131,11 +131,23 @@ impl Node {
     /// Publishes outside of any script, and returns how many subscribers of the same server
     /// received the message. `None`: the user has no right to publish.
     pub(super) async fn publish(&self, channel: &str, message: &str) -> Result<Option<u64>, RedisError> {
-        let connected = self.connection.get(false).await?;
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg(message);
-        match connected.connection.query(&publish, self.limit()).await {
-            Ok(count) => Ok(Some(redis::from_redis_value(count)?)),
+        Ok(self.permitted(&publish).await?.map(redis::from_redis_value).transpose()?)
+    }
+
+    /// Runs an empty script by its text, which is sent only to a server that does not know it.
+    pub(super) async fn evaluate_nothing(&self) -> Result<Option<u64>, RedisError> {
+        let mut evaluate = redis::cmd("EVAL");
+        evaluate.arg("return 0").arg(0);
+        Ok(self.permitted(&evaluate).await?.map(redis::from_redis_value).transpose()?)
+    }
+
+    /// `None`: the user has no right to send this.
+    async fn permitted(&self, command: &Cmd) -> Result<Option<Value>, RedisError> {
+        let connected = self.connection.get(false).await?;
+        match connected.connection.query(command, self.limit()).await {
+            Ok(reply) => Ok(Some(reply)),
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
             Err(error) => {
                 self.connection.drop_if_spent(connected.generation, &error);

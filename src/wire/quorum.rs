@@ -191,6 +191,12 @@ impl Nodes {
         self.each(publish).await
     }
 
+    /// Whether no node refuses the user the right to send a script by its text.
+    pub(crate) async fn may_evaluate(&self) -> bool {
+        let outcomes = self.each(|node| async move { node.evaluate_nothing().await }).await;
+        !outcomes.iter().any(|outcome| matches!(outcome, Ok(None)))
+    }
+
     /// Runs `work` for all nodes concurrently, on the runtime of the connections.
     async fn each<T, F>(&self, work: impl Fn(Arc<Node>) -> F) -> Vec<Result<T, redis::RedisError>>
     where

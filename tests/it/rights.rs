@@ -11,7 +11,7 @@ const TTL: Duration = Duration::from_secs(2);
 const GUIDE: &str = include_str!("../../docs/rights.md");
 
 /// The rights of the guide's `ACL SETUSER` line.
-fn documented_rights() -> &'static str {
+pub fn documented_rights() -> &'static str {
     GUIDE.lines().find_map(|line| line.strip_prefix("ACL SETUSER locks on >secret ")).unwrap()
 }
 

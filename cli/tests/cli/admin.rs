@@ -126,6 +126,13 @@ async fn doctor_has_a_verdict_in_its_exit_code() {
     let ended = output(command, "").await;
     assert!(ended.code == 2 && ended.stdout.contains(": unknown: "), "{ended:?}");
 
+    // Nor renew a lock, which one that is only acquired and released does not show.
+    fine.run::<()>(&["ACL", "SETUSER", "locks", "-pexpire"]).await;
+    let mut command = program(&["doctor"]);
+    command.env("REDLATCH_REDIS", format!("redis://locks:secret@127.0.0.1:{}/", fine.port()));
+    let ended = output(command, "").await;
+    assert!(ended.code == 1 && ended.stdout.contains("rights that locks need: +pexpire:"), "{ended:?}");
+
     let volatile = Server::start().await;
     let ended = run_on(&volatile, &["doctor"]).await;
     assert!(ended.code == 1 && ended.stdout.contains("set appendonly yes"), "{ended:?}");

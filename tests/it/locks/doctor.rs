@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Check, Finding, Locks, Options, Verdict};
 
+use crate::rights::documented_rights;
 use crate::support::events::{listen, logged_with};
 use crate::support::{Deployment, Server, Topology, eventually, soon};
 
@@ -109,6 +110,39 @@ async fn doctor_reports_missing_rights() {
         }
         assert_eq!(verdicts(&findings, Check::Scripts), [scripts], "{user}: {findings:?}");
         assert_eq!(verdicts(&findings, Check::Notifications), [notifications], "{user}: {findings:?}");
+    }
+}
+
+/// Of a user with the documented rights, the doctor misses none; without one of them, it names that.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_names_each_right_that_is_missing() {
+    let server = Server::start().await;
+    let url = server.url().replace("redis://", "redis://locks:secret@");
+    let documented = documented_rights();
+    let commands = documented.split_whitespace().filter(|word| word.starts_with('+'));
+    // Neither is needed by a client whose waiters poll.
+    let commands = commands.filter(|right| !["+ping", "+hello"].contains(right));
+    for right in [None].into_iter().chain(commands.map(Some)) {
+        let mut words = vec!["ACL", "SETUSER", "locks", "reset", "on", ">secret"];
+        words.extend(documented.split_whitespace().filter(|word| Some(*word) != right));
+        server.run::<()>(&words).await;
+        let locks = Locks::builder().server(url.as_str()).connect_lazily().unwrap();
+        let findings = locks.doctor().await;
+        let dangers = findings.iter().filter(|finding| finding.verdict.is_danger());
+        let ours = dangers.filter(|finding| !OF_SERVERS.contains(&finding.check));
+        let text = ours.map(Finding::to_string).collect::<Vec<_>>().join("; ");
+        match right.map(|right| right.trim_start_matches('+')) {
+            None => assert_eq!(text, "", "{findings:?}"),
+            Some(command @ ("publish" | "subscribe" | "eval" | "evalsha")) => {
+                assert!(text.contains(command), "{command}: {text}");
+            }
+            Some(command) => assert!(text.contains(&format!("+{command}:")), "{command}: {text}"),
+        }
+        let keys: Vec<String> = server.run(&["KEYS", "*"]).await;
+        for key in keys {
+            let left: i64 = server.run(&["PTTL", &key]).await;
+            assert!((-2..=1_000).contains(&left) && left != -1, "{right:?}: {key}: {left}");
+        }
     }
 }
 

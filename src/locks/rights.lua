@@ -1,0 +1,31 @@
+-- Tries each command that the scripts of locks use, and returns those that the user may not run.
+-- The key is new, and holds a string for a second: what is for other types is refused for its type,
+-- unless it is refused for a missing right before, and changes nothing.
+local key, missing = KEYS[1], {}
+
+local function may(command, ...)
+  local reply = redis.pcall(command, ...)
+  local problem = type(reply) == 'table' and reply.err or ''
+  local is_refused = problem:find("can't run", 1, true) or problem:find('no permissions', 1, true)
+  if is_refused then missing[#missing + 1] = command end
+  return not is_refused
+end
+
+if may('set', key, '1', 'PX', '1000') then
+  for _, command in ipairs({ 'get', 'pttl', 'exists', 'hkeys', 'hgetall', 'hlen', 'hrandfield', 'zrandmember' }) do
+    may(command, key)
+  end
+  for _, command in ipairs({ 'hget', 'hmget', 'hexists', 'hdel', 'zrem', 'zscore', 'zmscore' }) do
+    may(command, key, 'x')
+  end
+  for _, command in ipairs({ 'zcount', 'zrange', 'zrangebyscore' }) do may(command, key, '0', '1') end
+  may('pexpire', key, '1000')
+  may('incrby', key, '1')
+  may('decrby', key, '1')
+  may('hset', key, 'x', '1')
+  may('hincrby', key, 'x', '1')
+  may('zadd', key, '1', 'x')
+  may('time')
+  may('del', key)
+end
+return { missing }
