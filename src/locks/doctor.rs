@@ -18,9 +18,9 @@ impl Locks {
     /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted
     /// keys, restarts and failovers that lose locks.
     ///
-    /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master. It tries
-    /// each command of the scripts on a key with a new name, and acquires and releases a lock there.
-    /// The fencing counter of that lock stays for one second.
+    /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master.
+    /// Under a new name, it tries each command of the scripts, and acquires and releases a lock,
+    /// whose fencing counter stays for one second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
     /// that locks need is a danger that names it. If no server can be used, only [`Check::Connection`] names the

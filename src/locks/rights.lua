@@ -6,19 +6,19 @@ local key, missing = KEYS[1], {}
 local function may(command, ...)
   local reply = redis.pcall(command, ...)
   local problem = type(reply) == 'table' and reply.err or ''
-  local is_refused = problem:find("can't run", 1, true) or problem:find('no permissions', 1, true)
+  local is_refused = string.find(problem, "can't run", 1, true)
+    or string.find(problem, 'no permissions', 1, true)
   if is_refused then missing[#missing + 1] = command end
   return not is_refused
 end
 
 if may('set', key, '1', 'PX', '1000') then
-  for _, command in ipairs({ 'get', 'pttl', 'exists', 'hkeys', 'hgetall', 'hlen', 'hrandfield', 'zrandmember' }) do
-    may(command, key)
-  end
-  for _, command in ipairs({ 'hget', 'hmget', 'hexists', 'hdel', 'zrem', 'zscore', 'zmscore' }) do
-    may(command, key, 'x')
-  end
-  for _, command in ipairs({ 'zcount', 'zrange', 'zrangebyscore' }) do may(command, key, '0', '1') end
+  local of_key = 'get pttl exists hkeys hgetall hlen hrandfield zrandmember'
+  for command in string.gmatch(of_key, '%l+') do may(command, key) end
+  local of_field = 'hget hmget hexists hdel zrem zscore zmscore'
+  for command in string.gmatch(of_field, '%l+') do may(command, key, 'x') end
+  local of_range = 'zcount zrange zrangebyscore'
+  for command in string.gmatch(of_range, '%l+') do may(command, key, '0', '1') end
   may('pexpire', key, '1000')
   may('incrby', key, '1')
   may('decrby', key, '1')

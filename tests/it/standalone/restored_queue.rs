@@ -146,18 +146,18 @@ async fn one_that_is_released_meanwhile_was_lost() {
         let name = round.to_string();
         let [lock, rival] = [&locks, &others].map(|locks| Kind::Mutex.lock(locks, &name));
         contended(&lock).await.release().await.unwrap();
-        let told = locks.mutex(format!("told-{name}")).unwrap().lock().await.unwrap();
+        let asked = locks.mutex(format!("asked-{name}")).unwrap().lock().await.unwrap();
         let (guard, token) = granted_again(&server, &lock, &rival).await;
         let next = waiting(&lock).await;
-        server.run::<()>(&["DEL", told.lease().name().key()]).await;
+        server.run::<()>(&["DEL", asked.lease().name().key()]).await;
         server.kill_connections().await;
-        soon("the client has asked about its leases", told.lease().lost()).await;
+        soon("the client has asked about its leases", asked.lease().lost()).await;
         let released = guard.release().await;
         assert!(matches!(released, Err(Error::Lost { .. })), "{round}: {released:?}");
         let next = soon("the next task acquires", next).await.unwrap();
         assert!(next.token() > token, "{round}: it has a hold that was lost");
         next.release().await.unwrap();
-        drop(told);
+        drop(asked);
     }
     drop((locks, others));
     server.assert_nothing_left().await;
