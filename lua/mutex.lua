@@ -66,7 +66,6 @@
 --                           the counter a larger one
 --            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
---            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another attempt's. With successor, a second
 --                           delivery is answered as the first one
@@ -80,6 +79,8 @@
 --            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed. renew and a plain release may serve a
 --                           malformed attempt that the key holds
+--            -9             quorum, acquire, and renew with successor: refused, the node was
+--                           not admitted since it started
 --            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
@@ -346,7 +347,7 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, attempt, call)
-  local others, token, reserved = 0, nil, 0
+  local others = 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -359,12 +360,10 @@ local function grant_next(lock, queue, fence, attempt, call)
     if alive and kind ~= 'mutex' then
       others = others + 1
     else
-      if alive and reserved ~= count then -- else a dead waiter did not use them
-        if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end
-        local refusal
+      local token, refusal
+      if alive then
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
-        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
@@ -385,6 +384,7 @@ local function grant_next(lock, queue, fence, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
+        redis.pcall('DECRBY', fence, count) -- no client has them
       end
     end
   end

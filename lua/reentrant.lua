@@ -78,7 +78,6 @@
 --            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
 --            -4             refused: the owner has max_depth holds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
---            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another owner's. With successor, a second
 --                           delivery is answered as the first one
@@ -94,6 +93,8 @@
 --            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed. renew and a plain release may serve a
 --                           malformed owner or attempt that the key holds
+--            -9             quorum, acquire, and renew with successor: refused, the node was
+--                           not admitted since it started
 --            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted
 
@@ -432,7 +433,7 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, fields, attempt, call)
-  local others, token, reserved = 0, nil, 0
+  local others = 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -445,16 +446,14 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
     if alive and kind ~= 'reentrant' then
       others = others + 1
     else
-      if alive and reserved ~= count then -- else a dead waiter did not use them
-        if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end
-        local refusal
+      local token, refusal
+      if alive then
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
-        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
-      local refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
+      refusal = alive and set_holder(lock, fields, waiter, owner, token, claim_ms)
       if refusal then return 'refused', refusal end
       local removed = redis.pcall('ZREM', queue, entry, 'seen ' .. (waiter or ''))
       if type(removed) == 'table' then return 'refused', removed end
@@ -471,6 +470,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
+        redis.pcall('DECRBY', fence, count) -- no client has them
       end
     end
   end

@@ -107,7 +107,6 @@
 --            -7             read: refused, max_readers read or wait
 --            {-8, highest}  quorum, write: refused, this accepted token is not smaller than the
 --                           proposal. A reader gets the larger token as its answer
---            -9             quorum: refused, the node was not admitted since it started
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another owner's. With successor, a second
 --                           delivery is answered as the first one
@@ -133,6 +132,8 @@
 --            -3             refused: the key has no TTL; for renew, release and downgrade: -2, but
 --                           a hold that is alone is released
 --            -5             refused: a word is malformed
+--            -9             quorum, read, write, and renew with successor: refused, the node was
+--                           not admitted since it started
 --            -10            not served, and no hold was changed: the call had too much to do, or
 --                           with `all`, another lock was not granted. wait: send read for all
 --
