@@ -23,8 +23,8 @@ impl Locks {
     /// whose fencing counter stays for one second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
-    /// that locks need is a danger that names it. If no server can be used, only [`Check::Connection`] names the
-    /// cause.
+    /// that locks need is a danger that names it. If no server can be used, only
+    /// [`Check::Connection`] names the cause.
     ///
     /// Once the client's runtime has ended, nothing is sent, and every connection is unknown.
     ///
