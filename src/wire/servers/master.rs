@@ -9,7 +9,7 @@ use redis::{Client, ConnectionInfo, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::error_replies::too_slow;
+use super::super::error_replies::{at_announced, too_slow};
 use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::refused_connection::{EXPLAINING, explain};
@@ -99,7 +99,10 @@ impl Master {
         };
         let connection = match timeout(limit, opening).await.unwrap_or_else(|_| Err(too_slow())) {
             Ok(connection) => connection,
-            Err(failure) => return Err(explain(&self.info, failure, limit / EXPLAINING).await),
+            Err(failure) => {
+                let failure = explain(&self.info, failure, limit / EXPLAINING).await;
+                return Err(at_announced(self.info.addr(), failure));
+            }
         };
         let batcher = Arc::new(Batcher::new(connection, limit, &dialing.runtime));
         let mut fresh = dialing.fresh.lock();

@@ -11,7 +11,7 @@ use crate::guarded::Guarded;
 /// How many servers are kept, and of how many names in a reply: a cluster has at most [1,000
 /// nodes](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/), and may name
 /// each of them for many ranges of slots.
-const MOST_OTHERS: usize = 1_000;
+pub(super) const MOST_NODES: usize = 1_000;
 const MOST_NAMED: usize = 65_536;
 
 /// Servers of a cluster. A subscriber of any of them receives messages published on any other.
@@ -54,7 +54,7 @@ impl Seeds {
         let nodes = slots.iter().flat_map(|range| range.iter().skip(2));
         let infos = nodes.take(MOST_NAMED).filter_map(|node| with_settings_of(from, node));
         let others: Vec<_> =
-            infos.filter(|info| known.insert(info.addr().to_string())).take(MOST_OTHERS).collect();
+            infos.filter(|info| known.insert(info.addr().to_string())).take(MOST_NODES).collect();
         // A server that was removed from its cluster knows of no slots: its reply says nothing
         // about the others.
         if !slots.is_empty() {

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::super::error_replies::too_slow;
+use super::super::error_replies::{at_announced, too_slow};
 use super::refused_connection::{EXPLAINING, explain};
 use super::transport::config;
 
@@ -101,7 +101,9 @@ impl SentinelMaster {
                 Err(RedisError::from((ErrorKind::UnexpectedReturnType, text, self.name.clone())))
             }
             Err(failure) => {
-                Err(explain(master.get_connection_info(), failure, self.limit / EXPLAINING).await)
+                let info = master.get_connection_info();
+                let failure = explain(info, failure, self.limit / EXPLAINING).await;
+                Err(at_announced(info.addr(), failure))
             }
         }
     }
@@ -136,11 +138,22 @@ impl SentinelMaster {
         self.place.subscribe()
     }
 
+    /// What one sentinel reports, or why it does not.
+    async fn ask(self, sentinel: ConnectionInfo) -> Result<MasterReport, RedisError> {
+        // Half of the limit is for this, and a quarter of that for the reason.
+        let half = self.limit / 2;
+        let (query, explaining) = (self.query(&sentinel), half / EXPLAINING);
+        match timeout(half - explaining, query).await.unwrap_or_else(|_| Err(too_slow())) {
+            Err(failure) => Err(explain(&sentinel, failure, explaining).await),
+            report => report,
+        }
+    }
+
     /// Queries one sentinel in the documented way. Not `SENTINEL MASTERS`: that lists a replaced
     /// master, which may still be alive, until its replicas were reconfigured.
-    async fn ask(self, sentinel: ConnectionInfo) -> Result<MasterReport, RedisError> {
+    async fn query(&self, sentinel: &ConnectionInfo) -> Result<MasterReport, RedisError> {
         // The connection is not kept: a connection to a sentinel that hangs must not be used again.
-        let client = Client::open(sentinel)?;
+        let client = Client::open(sentinel.clone())?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
         let mut questions = redis::pipe();
         questions.cmd("SENTINEL").arg("MASTER").arg(&self.name);
@@ -149,7 +162,7 @@ impl SentinelMaster {
         let address = address.extract_error()?; // of a server that is no sentinel
         let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)? else {
             let text = "no sentinel knows a master of this name";
-            return Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name)));
+            return Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text, self.name.clone())));
         };
         // Not every user may query this; without it, all sentinels rank alike.
         let known: HashMap<String, String> = redis::from_redis_value(known).unwrap_or_default();

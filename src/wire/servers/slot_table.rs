@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::super::request::Slot;
 use super::master::Master;
-use super::seeds::with_settings_of;
+use super::seeds::{MOST_NODES, with_settings_of};
 
 pub(super) const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::ClusterDown);
 
@@ -38,6 +38,10 @@ impl SlotTable {
             let [Value::Int(first), Value::Int(last), master, ..] = range.as_slice() else { continue };
             let Some(info) = with_settings_of(&from.info, master) else { continue };
             let address = info.addr().to_string();
+            // Each of them is connected to: a table of all slots could name as many servers.
+            if masters.len() == MOST_NODES && !masters.contains_key(&address) {
+                continue;
+            }
             if let Some(master) = known.remove(&address) {
                 masters.insert(address, master);
             }
@@ -105,5 +109,7 @@ mod tests {
         let hostile: Vec<_> = (0..200_000).map(|port| range(0, 16_383, 1 + port % 60_000)).collect();
         assert_eq!(adopted(&hostile), (16_384, 1), "nothing is left for other ranges");
         assert_eq!(adopted(&[range(i64::MIN, i64::MAX, 7000)]).0, 0);
+        let servers: Vec<_> = (0..16_384).map(|slot| range(slot, slot, 1 + slot)).collect();
+        assert_eq!(adopted(&servers), (1_000, 1_000), "a cluster has no more nodes");
     }
 }

@@ -13,7 +13,7 @@ use redlatch::{Locks, LocksBuilder, Options};
 
 use super::cause;
 use crate::support::tls::{Authority, is_available, url};
-use crate::support::{Deployment, Server, Topology, eventually, soon};
+use crate::support::{Deployment, Server, Topology, eventually, free_port, soon};
 
 fn patient() -> Options {
     Options::new().node_timeout(Duration::from_secs(2)).outage_limit(Duration::from_secs(3600))
@@ -177,6 +177,26 @@ async fn a_cluster_that_forms_is_waited_for() {
     soon("its slots are served", waiting).await.unwrap().unwrap();
 }
 
+/// A cluster or a sentinel in a container announces an address that clients outside do not reach.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_announced_address_that_cannot_be_reached_is_named() {
+    let away = free_port().to_string();
+    let node = Server::start_with(&["--cluster-enabled", "yes", "--cluster-announce-port", &away]).await;
+    serve_all_slots(&node).await;
+    let sentinels = Deployment::start(Topology::Sentinel).await;
+    let urls: Vec<String> = sentinels.entrances().iter().map(|sentinel| sentinel.url()).collect();
+    for sentinel in sentinels.entrances() {
+        sentinel.run::<()>(&["SENTINEL", "MONITOR", "away", "127.0.0.1", &away, "2"]).await;
+    }
+    for builder in [Locks::builder().cluster([node.url()]), Locks::builder().sentinel(urls, "away")] {
+        let locks = builder.options(Options::new()).connect_lazily().unwrap();
+        let error = soon("it fails", locks.mutex("x").unwrap().try_lock()).await.unwrap_err();
+        let cause = cause(&error).to_string();
+        assert!(cause.contains(&format!("127.0.0.1:{away}: Connection refused")), "{error:?}");
+        assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
+    }
+}
+
 /// A new connection to a database other than the first selects it, and a server that runs a script
 /// for long refuses that.
 #[tokio::test(flavor = "multi_thread")]
@@ -215,4 +235,8 @@ async fn tls_on_one_side_only_is_named() {
     fails_at_once("TLS", tls(), "the server does not speak TLS").await;
     let stranger = Locks::builder().server(url(port)).tls(Authority::new().certificates());
     fails_at_once("an unknown authority", stranger, "invalid peer certificate").await;
+    let plain = Locks::builder().sentinel([format!("redis://127.0.0.1:{port}/")], "mymaster");
+    fails_at_once("a sentinel without TLS", plain, "the server expects TLS").await;
+    let tls = Locks::builder().sentinel([url(server.port())], "mymaster").tls(authority.certificates());
+    fails_at_once("a sentinel with TLS", tls, "the server does not speak TLS").await;
 }

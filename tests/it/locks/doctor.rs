@@ -113,7 +113,7 @@ async fn doctor_reports_missing_rights() {
     }
 }
 
-/// Of a user with the documented rights, the doctor misses none; without one of them, it names that.
+/// Of a user with the documented rights, the doctor misses none; without one, it names that.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_names_each_right_that_is_missing() {
     let server = Server::start().await;
