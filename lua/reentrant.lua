@@ -116,11 +116,11 @@ local function is_channel(text)
       or #text > 37 and string.find(text, '^wake:%x+~$', -38))
 end
 
-local verb, n, node = ARGV[1], #KEYS / 3, nil
-if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
+local verb, node = ARGV[1], #KEYS % 3 == 1 and KEYS[#KEYS] or nil
+local n = (#KEYS - (node and 1 or 0)) / 3
 local words = verb == 'acquire' and 4 or verb == 'release' and 3 or verb == 'renew' and 2
   or verb == 'inspect' and 0 -- of each lock
-if not words or n < 1 or n > 128 or n % 1 > 0 or #ARGV < 1 + words * n then return -5 end
+if not words or n < 1 or n > 128 or #KEYS % 3 == 2 or #ARGV < 1 + words * n then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
 local all, purpose, run, remember, force, only_from, keep_ms, successor
@@ -134,14 +134,15 @@ elseif verb == 'acquire' then
   ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens, all, purpose,
     run = unpack(ARGV, 2 + 4 * n)
 end
-if words > 0 and words % 2 == 0 and not up_to(9999999999, ttl_ms or '') then return -5 end
+local has_ttl = verb == 'acquire' or verb == 'renew'
+if has_ttl and not up_to(9999999999, ttl_ms or '') then return -5 end
 local minimum
 if verb == 'acquire' and min_token and min_token ~= '' then
   minimum = string.find(min_token, '^%d+$') and min_token + 0
   if not minimum or minimum >= 2^52 then return -5 end
 end
 local claim, count, depth = nil, 1, 255
-local has_more = #ARGV > words * n + (verb == 'release' and 2 or 3) -- than min_token
+local has_more = #ARGV > words * n + (verb == 'release' and 2 or 3) -- than the first ones
 if has_more then
   claim = up_to(60000, claim_ms or '')
   count = (tokens or '') == '' and 1 or up_to(1000, tokens)

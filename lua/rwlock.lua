@@ -161,9 +161,9 @@ local function is_channel(text)
       or #text > 37 and string.find(text, '^wake:%x+~$', -38))
 end
 
-local verb, n, attempts, node = ARGV[1], #KEYS / 3, 0, nil
-if n % 1 > 0 then node, n = KEYS[#KEYS], (#KEYS - 1) / 3 end
-if n < 1 or n > 128 or n % 1 > 0 then return -5 end
+local verb, attempts, node = ARGV[1], 0, #KEYS % 3 == 1 and KEYS[#KEYS] or nil
+local n = (#KEYS - (node and 1 or 0)) / 3
+if n < 1 or n > 128 or #KEYS % 3 == 2 then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
 local all, purpose, run, remember, force, only_from, keep_ms, max_readers, minimum, clock
