@@ -240,4 +240,36 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         )],
         test: "standalone::restored_queue::a_lease_that_was_lost_and_granted_again_is_lost",
     },
+    TestMutant {
+        name: "hold-that-is-doubtful-is-released-without-a-look",
+        edits: &[edit(
+            "src/lease/owned_lease.rs",
+            "        self.guard.client.keeper.confirm(&self.lease).await;\n        if self.pass() {",
+            "        if self.pass() {",
+        )],
+        test: "standalone::restored_queue::one_that_is_released_meanwhile_was_lost",
+    },
+    TestMutant {
+        name: "converted-hold-hides-what-it-keeps-reserved",
+        edits: &[edit(
+            "src/lease/owned_lease.rs",
+            "        self.keep_reserved();\n        let trusted_until",
+            "        let trusted_until",
+        )],
+        test: "standalone::reserved_tokens::holds_that_give_nothing_back_keep_the_counter_behind_the_clock",
+    },
+    TestMutant {
+        name: "holder-deleted-before-it-is-replaced",
+        edits: &[edit(
+            "lua/reentrant.lua",
+            "  local reply = redis.pcall('HSET', lock, 'mode', mode, owner, '1', hold, '1')\n  if",
+            "  redis.call('DEL', lock)\n  local reply = redis.pcall('HSET', lock, 'mode', mode, owner, '1', hold, '1')\n  if",
+        )],
+        test: "cluster::slots::cluster_release_grants_to_the_waiter_while_its_slot_moves",
+    },
+    TestMutant {
+        name: "doctor-does-not-try-to-renew",
+        edits: &[edit("src/locks/rights.lua", "  may('pexpire', key, '1000')\n", "")],
+        test: "locks::doctor::doctor_names_each_right_that_is_missing",
+    },
 ];

@@ -79,6 +79,35 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
     deployment.assert_nothing_left().await;
 }
 
+/// All keys of a contended lock exist, so that a release runs on the old server. It must not delete a
+/// key and create it again, which the server refuses while the slot moves.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_release_grants_to_the_waiter_while_its_slot_moves() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let (locks, others) = (open(&deployment, ttl(60_000)).await, open(&deployment, notified_only()).await);
+    let tag = tag_at(&deployment, 0).await;
+    let contended = Contention::of_each_kind(&deployment, &tag, &locks, &others).await;
+    deployment.begin_move(&tag, 1).await;
+    let mut granted = Vec::new();
+    for Contention { guard, waiting, lock, .. } in contended {
+        let token = guard.token();
+        soon("it is released", guard.release()).await.unwrap_or_else(|error| panic!("{lock:?}: {error:?}"));
+        let held = deployment.run_at::<u64>(lock.key(), &["EXISTS", lock.key()]).await;
+        assert_eq!(held, [1], "{lock:?} is not the waiter's");
+        granted.push((token, waiting));
+    }
+    deployment.move_keys(&tag, 1).await;
+    deployment.end_move(&tag, 1).await;
+    // They learn of it now: the queue is gone, and a slot that moves has all keys of a call or none.
+    for (token, waiting) in granted {
+        let next = soon("the waiter has the lock", waiting).await.unwrap().unwrap();
+        assert!(next.token() > token, "{next:?}");
+        next.release().await.unwrap();
+    }
+    drop((locks, others));
+    deployment.assert_nothing_left().await;
+}
+
 /// Checks that rivals are refused, or fail in time.
 async fn assert_no_other_holder(contended: &[Contention]) {
     let start = Stopwatch::start();
