@@ -79,8 +79,8 @@ async fn cluster_lock_stays_held_while_its_slot_moves() {
     deployment.assert_nothing_left().await;
 }
 
-/// All keys of a contended lock exist, so that a release runs on the old server. It must not delete a
-/// key and create it again, which the server refuses while the slot moves.
+/// All keys of a contended lock exist, so that a release runs on the old server. It must not delete
+/// a key and create it again, which the server refuses while the slot moves.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_release_grants_to_the_waiter_while_its_slot_moves() {
     let deployment = Deployment::start(Topology::Cluster).await;
@@ -98,7 +98,7 @@ async fn cluster_release_grants_to_the_waiter_while_its_slot_moves() {
     }
     deployment.move_keys(&tag, 1).await;
     deployment.end_move(&tag, 1).await;
-    // They learn of it now: the queue is gone, and a slot that moves has all keys of a call or none.
+    // They learn of it now: a slot that moves serves a call if it has all of its keys.
     for (token, waiting) in granted {
         let next = soon("the waiter has the lock", waiting).await.unwrap().unwrap();
         assert!(next.token() > token, "{next:?}");
