@@ -74,7 +74,7 @@ async fn race(quorum: &Quorum, rounds: usize) -> usize {
     let other = tokio::spawn(run(race, other, rounds));
     // If one task panics, the other waits at the barrier for ever.
     let ((one, tries), (other, _)) = tokio::try_join!(one, other).unwrap();
-    let attempts = include_str!("../../../src/lease/acquire.rs");
+    let attempts = include_str!("../../../src/lease/wait_loop.rs");
     assert!(attempts.contains("const MAX_RETRIES: u32 = 2;"), "one `try_lock` makes three attempts");
     let decided = tries.iter().filter(|tries| **tries == 1).count();
     let most = tries.iter().max();
