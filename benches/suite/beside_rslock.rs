@@ -8,7 +8,7 @@ use super::Outcome;
 use super::markdown::paragraph;
 use super::peers::POLLS;
 use super::plan::Plan;
-use super::plot::thousands;
+use super::plot::{self, Series, thousands};
 use super::processes::{Shared, at_once, check, start};
 use super::program::Program;
 use super::record::Target;
@@ -132,6 +132,22 @@ pub(crate) fn print(rows: &[Row]) {
             row.rslock_longest_ms
         );
     }
+}
+
+/// The turns of both by the number of processes.
+pub(crate) fn plot(rows: &[Row]) -> String {
+    let series = |label: &str, is_ours, value: fn(&Row) -> f64| Series {
+        label: label.to_owned(),
+        is_ours,
+        values: rows.iter().map(|row| Some(value(row))).collect(),
+    };
+    let series = [
+        series("redlatch mutex", true, |row| row.turns_per_second),
+        series("rslock, best delay", false, |row| row.rslock),
+    ];
+    let processes: Vec<usize> = rows.iter().map(|row| row.processes).collect();
+    let title = "One mutex, 256 tasks: turns a second (logarithmic)";
+    plot::lines(title, ("processes that the tasks are in", &processes), &series, true)
 }
 
 pub(crate) fn write(rows: &[Row], page: &mut String) -> Outcome<()> {

@@ -127,6 +127,7 @@ pub(crate) fn write(report: &Report, is_quick: bool) -> Outcome<()> {
     fs::create_dir_all(&plots)?;
     fs::write(plots.join("pairs.svg"), pairs_plot(peers))?;
     fs::write(plots.join("turns.svg"), turns_plot(peers))?;
+    fs::write(plots.join("inside.svg"), beside_rslock::plot(&report.topologies.beside_rslock))?;
     fs::write(plots.join("server.svg"), server_plot(peers))?;
     fs::write(docs.join("benchmarks.md"), page(report, peers, is_quick)?)?;
     println!("written to docs/benchmarks.md, docs/benchmarks/*.svg");
@@ -147,7 +148,8 @@ fn page(report: &Report, peers: &Peers, is_quick: bool) -> Outcome<String> {
     writeln!(page, "## One lock, many clients\n\n![Turns a second by clients](benchmarks/turns.svg)\n")?;
     paragraph(&mut page, &format!("{TURNS} {}", if is_quick { POLLS_OF_QUICK_RUN } else { POLLS }))?;
     turns_table(&mut page, peers)?;
-    writeln!(page, "## Inside a client\n")?;
+    let plot = "![Turns a second by processes](benchmarks/inside.svg)";
+    writeln!(page, "## Inside a client\n\n{plot}\n")?;
     paragraph(&mut page, INSIDE)?;
     turns::table(&report.turns, &mut page)?;
     reads::table(&report.reads, &mut page)?;
