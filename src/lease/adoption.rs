@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::attempt_guard::AttemptGuard;
 use super::close::OpenCall;
+use super::granted_again::last_token;
 use super::hold::Hold;
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
@@ -17,7 +18,7 @@ use crate::measure::WakeReason;
 use crate::owner::Owner;
 use crate::ticket::Ticket;
 use crate::traces::acquiring;
-use crate::wire::{Answer, Failure};
+use crate::wire::{Answer, Failure, WaitFor};
 
 impl OwnedLease {
     /// Ends the lease, and leaves the hold to the attempt that adopts the ticket. Fails if the
@@ -81,6 +82,18 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
                 return Err(Error::Lost { context: context() });
             }
             let token = ticket.fencing_token().and_then(|token| attempt.token(token.get()));
+            // A failover may have given the lock to another client and back while nobody looked:
+            // the counter of a lock with one holder is then above its tokens.
+            let own = attempt.last_own_token(token).filter(|_| attempt.kind.capacity.is_none());
+            if let Some(own) = own.filter(|_| client.nodes.deployment.decides_alone()) {
+                let (call, all_nodes) = (attempt.inspect(), client.nodes.all_nodes());
+                let votes = client.nodes.ask(&call, all_nodes, &Arc::default(), WaitFor::All).await;
+                match last_token(&votes.received) {
+                    Some(last) if last > own => return Err(Error::Lost { context: context() }),
+                    Some(_) => {}
+                    None => return Err(error(votes.failure())),
+                }
+            }
             let lease = Lease::new(attempt, token, sent, until, None);
             // Nodes that have not answered get the hold by a repair.
             let is_unanimous = client.nodes.deployment.decides_alone();

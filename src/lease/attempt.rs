@@ -321,6 +321,12 @@ impl Attempt {
         self.reserved.passes_left.load(Ordering::Relaxed)
     }
 
+    /// The last token that is reserved for a lease with this one: the counter is above it once the
+    /// lock was granted to another attempt, or to this one again.
+    pub(super) fn last_own_token(&self, token: Option<FencingToken>) -> Option<u64> {
+        token.map(|token| token.get() + u64::from(self.spare_tokens()))
+    }
+
     /// What a release says of the reserved tokens: the last one that was used; 0 if no task has
     /// learned of the grant, so that calls which are dropped use none.
     pub(super) fn last_used(&self) -> Option<u64> {

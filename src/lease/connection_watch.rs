@@ -7,8 +7,6 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::keeper::Keeper;
-use super::lease::Lease;
-use crate::clock::Moment;
 
 /// The pause between two checks of a node, while there are leases. A connection that was closed is
 /// replaced, and its leases are asked about, within this and two round trips.
@@ -35,16 +33,6 @@ impl Keeper {
                 known = state;
                 self.ask_about_all();
             }
-        }
-    }
-
-    /// Makes a lease due now, if all leases were made due after its hold was confirmed: it was none
-    /// of them while one task passed it to another.
-    pub(super) fn ask_again(&self, lease: &Lease) {
-        let mut schedule = self.schedule();
-        if schedule.has_asked_since(lease.attempt().confirmed()) {
-            schedule.expedite(lease, Moment::now());
-            self.notify.notify_one();
         }
     }
 

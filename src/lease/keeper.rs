@@ -88,7 +88,9 @@ impl Keeper {
             Renewal::Never => lease.attempt().kind.has_owner.then(|| lease.until()),
         };
         lease.attempt().note_granted(lease.counts_from());
-        let (mut schedule, sent) = (self.schedule(), lease.counts_from());
+        // Of a hold that is passed on, earlier: while it was, it was none of those asked about.
+        let sent = lease.attempt().confirmed();
+        let mut schedule = self.schedule();
         let hold = schedule.holds.insert((lease.clone(), entry));
         lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);
         if schedule.shows_a_loss(lease) {

@@ -14,6 +14,7 @@ mod close;
 mod cohort;
 mod connection_watch;
 mod grant_clock;
+mod granted_again;
 mod held_work;
 mod hold;
 mod joint_hold;

@@ -109,7 +109,6 @@ impl OwnedLease {
         if let Some(token) = token {
             request.client.nodes.accepted(token.get());
         }
-        request.client.keeper.ask_again(&hold.lease);
         hold.cohort = Some(cohort);
         Ok(hold)
     }
@@ -182,7 +181,7 @@ impl OwnedLease {
     }
 
     async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
-        self.guard.client.keeper.confirm(&self.lease).await;
+        let doubt = self.guard.client.keeper.confirm(&self.lease).await.err();
         if self.pass() {
             self.hold.end(LeaseEnd::Released.word());
             return Ok(());
@@ -193,6 +192,7 @@ impl OwnedLease {
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
         self.hold.end(end.word());
         if end != LeaseEnd::Released {
+            self.keep_reserved(); // a revocation has given nothing back
             // The server may still hold it: dropped here, it is released in the background.
             return released_after(end, context());
         }
@@ -208,12 +208,12 @@ impl OwnedLease {
         let error = |failure: Failure| client.error(failure, context());
         let released = released.map_err(error)?;
         self.guard.leave();
+        let unconfirmed =
+            |failure| Error::Unconfirmed { cause: Box::new(error(failure)), context: context() };
         match released {
-            ReleaseOutcome::Released => Ok(()),
+            ReleaseOutcome::Released => doubt.map_or(Ok(()), |failure| Err(unconfirmed(failure))),
             ReleaseOutcome::NotHeld => Err(Error::NotHeld { context: context() }),
-            ReleaseOutcome::Unknown(failure) => {
-                Err(Error::Unconfirmed { cause: Box::new(error(failure)), context: context() })
-            }
+            ReleaseOutcome::Unknown(failure) => Err(unconfirmed(failure)),
             ReleaseOutcome::Refused(reply) => Err(client.refusal(&attempt, &reply, context())),
         }
     }
@@ -249,8 +249,8 @@ impl OwnedLease {
         let context = client.context(operation, lease.name());
         let lost = || Error::Lost { context: context.clone() };
         let closed = || Error::Closed { context: context.clone() };
-        client.keeper.confirm(&lease).await;
         let error = |failure: Failure| client.error(failure, context.clone());
+        client.keeper.confirm(&lease).await.map_err(error)?;
         let ended = |end| if end == LeaseEnd::Closed { closed() } else { lost() };
         if let Some(end) = lease.end() {
             return Err(ended(end));
@@ -296,8 +296,7 @@ impl OwnedLease {
     /// A release gives back what was reserved and not used, and this hold ends in another way: no
     /// block is reserved before the server's clock has passed this one.
     fn keep_reserved(&self) {
-        if let Some(token) = self.lease.fencing_token() {
-            let last = token.get() + u64::from(self.guard.attempt.spare_tokens());
+        if let Some(last) = self.guard.attempt.last_own_token(self.lease.fencing_token()) {
             self.guard.client.local_queues.note_token(self.lease.name(), last);
         }
     }

@@ -100,58 +100,6 @@ impl Keeper {
         }
     }
 
-    /// Whether the server may have lost the hold, and granted the lock to the same attempt again:
-    /// one that was set back to an earlier state has the attempt in its queue, and the renewal
-    /// finds what it was granted from there.
-    pub(super) fn may_be_another_grant(&self, lease: &Lease) -> bool {
-        let attempt = lease.attempt();
-        let may_return = attempt.queued_at.get().is_some() || attempt.in_flight.is_indeterminate();
-        may_return
-            && self.nodes.deployment.decides_alone()
-            && attempt.kind.capacity.is_none() // else others are granted it beside this one
-            && lease.fencing_token().is_some()
-            && self.schedule().has_asked_since(attempt.confirmed())
-    }
-
-    /// Loses a lease that its task is to end, if the server has granted it again.
-    pub(super) async fn confirm(&self, lease: &Lease) {
-        if self.may_be_another_grant(lease) {
-            let (mut reports, leases) = (Vec::new(), vec![lease.clone()]);
-            self.compare_tokens(leases, self.nodes.limit(), &mut reports).await;
-            reports.into_iter().for_each(|report| report());
-        }
-    }
-
-    /// Loses each lease of a lock that was granted since: the counter is above all tokens that the
-    /// lease has reserved. If no answer comes, the connection is replaced, and all leases are asked
-    /// about once more.
-    ///
-    /// A failover to a replica that lags behind loses the grant to A, not its place in the queue. B
-    /// is granted the lock and releases it, which grants it to A again. A would never learn of B.
-    async fn compare_tokens(&self, leases: Vec<Lease>, limit: Duration, reports: &mut Vec<Report>) {
-        if leases.is_empty() {
-            return;
-        }
-        let all_nodes = self.nodes.all_nodes();
-        let calls = leases.iter().map(|lease| (lease.attempt().inspect(), all_nodes)).collect();
-        let sent = Moment::now();
-        let answers = self.nodes.ask_ahead(calls, limit).await;
-        for (lease, votes) in leases.iter().zip(answers) {
-            let texts = votes.into_iter().find_map(|(_, outcome)| outcome.ok()?.texts().ok());
-            let last: Option<u64> = texts.and_then(|texts| texts.get(1)?.parse().ok());
-            let more = u64::from(lease.attempt().spare_tokens());
-            let own = lease.fencing_token().map_or(u64::MAX, |token| token.get() + more);
-            let schedule = self.schedule();
-            match last {
-                // It was released meanwhile, which compared them itself; or it was passed on.
-                _ if lease.entry().has_ended.load(Ordering::Relaxed) => {}
-                Some(last) if last > own => self.lose(schedule, lease, LeaseEnd::Lost, reports),
-                Some(_) => lease.attempt().note_confirmed(sent),
-                None => {}
-            }
-        }
-    }
-
     /// True if the nodes say that the lease has ended.
     fn conclude_renewal(
         &self,

@@ -1,4 +1,4 @@
-//! The wait loop: the one way to get a lease from Redis, for every kind.
+//! The wait loop: how a call waits for its lock in Redis, for every kind.
 
 use std::sync::Arc;
 use std::time::Duration;

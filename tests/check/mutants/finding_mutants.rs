@@ -226,7 +226,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "dead-waiters-keep-their-tokens",
         edits: &[edit(
             "lua/mutex.lua",
-            "        redis.pcall('DECRBY', fence, count) -- no client has them\n",
+            "if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end",
             "",
         )],
         test: "scripts::vectors::vectors_get_their_answers",
@@ -234,7 +234,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "lease-that-was-granted-again-stays-held",
         edits: &[edit(
-            "src/lease/renewal.rs",
+            "src/lease/granted_again.rs",
             "        may_return\n            && ",
             "        may_return && false\n            && ",
         )],
@@ -244,8 +244,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "hold-that-is-doubtful-is-released-without-a-look",
         edits: &[edit(
             "src/lease/owned_lease.rs",
-            "        self.guard.client.keeper.confirm(&self.lease).await;\n        if self.pass() {",
-            "        if self.pass() {",
+            "self.guard.client.keeper.confirm(&self.lease).await.err()",
+            "None::<Failure>",
         )],
         test: "standalone::restored_queue::one_that_is_released_meanwhile_was_lost",
     },

@@ -105,9 +105,9 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "passed-hold-is-not-asked-about",
         edits: &[edit(
-            "src/lease/owned_lease.rs",
-            "keeper.ask_again(&hold.lease, cohort.granted_after)",
-            "keeper.ask_again(&hold.lease, now)",
+            "src/lease/keeper.rs",
+            "let sent = lease.attempt().confirmed();",
+            "let sent = lease.counts_from();",
         )],
         test: "standalone::reconnections::a_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about",
     },

@@ -93,7 +93,11 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "new-connection-forgets-what-is-reserved",
-        edits: &[edit("src/lease/renewal.rs", "token.get() + more);", "token.get().max(more));")],
+        edits: &[edit(
+            "src/lease/attempt.rs",
+            "token.get() + u64::from(self.spare_tokens())",
+            "token.get().max(u64::from(self.spare_tokens()))",
+        )],
         test: "standalone::reserved_tokens::a_lease_that_has_reserved_tokens_outlives_its_connection",
     },
     TestMutant {

@@ -173,8 +173,8 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "joint-hold-of-an-owner",
         edits: &[edit(
-            "src/lease/joint_hold.rs",
-            "        if !request.shares() {\n            return None;\n        }\n",
+            "src/lease/acquire.rs",
+            "    if !request.shares() {\n        return Hold::enter(request);\n    }\n",
             "",
         )],
         test: "suite::read_standalone_push_resp2::readers_share_only_what_they_may",

@@ -105,8 +105,8 @@ async fn grants_that_no_task_learns_of_keep_the_counter_behind_the_clock() {
     server.assert_nothing_left().await;
 }
 
-/// A hold that is converted or leaked gives nothing back: no block follows before the clock has
-/// passed its own.
+/// A hold that is converted gives nothing back: no block follows before the clock has passed its
+/// own.
 #[tokio::test(flavor = "multi_thread")]
 async fn holds_that_give_nothing_back_keep_the_counter_behind_the_clock() {
     let server = Server::start().await;

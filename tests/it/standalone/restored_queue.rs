@@ -135,6 +135,23 @@ async fn one_that_is_renewed_meanwhile_is_lost() {
     server.assert_nothing_left().await;
 }
 
+/// It becomes a ticket before anybody looks: who adopts it would have a smaller token than another
+/// client had.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_adopted_meanwhile_is_lost() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(patient()).await, server.locks_with(patient()).await);
+    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
+        let (lock, rival) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
+        let (guard, _) = granted_again(&server, &lock, &rival).await;
+        let adopted = lock.adopt(&guard.into_ticket().unwrap()).await;
+        assert!(matches!(adopted, Err(Error::Lost { .. })), "{kind:?}: {adopted:?}");
+        eventually("it is released", || async { !server.is_locked(&rival).await }).await;
+    }
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
 /// The client asks about all leases, and then compares the tokens of those that may have been
 /// granted again. Released in between, such a one was lost all the same, and is not passed on.
 #[tokio::test(flavor = "multi_thread")]

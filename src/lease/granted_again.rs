@@ -1,0 +1,84 @@
+//! Whether the server has granted the lock of a lease again since. After a failover to a replica
+//! that lagged behind, a renewal may find a later grant of the same attempt.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::keeper::Keeper;
+use super::lease::Lease;
+use super::lease_end::LeaseEnd;
+use crate::clock::Moment;
+use crate::traces::Report;
+use crate::wire::{Failure, Vote, WaitFor};
+
+impl Keeper {
+    /// Whether the server may have lost the hold, and granted the lock to the same attempt again:
+    /// one that was set back to an earlier state has the attempt in its queue, and the renewal
+    /// finds what it was granted from there.
+    pub(super) fn may_be_another_grant(&self, lease: &Lease) -> bool {
+        let attempt = lease.attempt();
+        let may_return = attempt.queued_at.get().is_some() || attempt.in_flight.is_indeterminate();
+        may_return
+            && self.nodes.deployment.decides_alone()
+            && attempt.kind.capacity.is_none() // else others are granted it beside this one
+            && lease.fencing_token().is_some()
+            && self.schedule().has_asked_since(attempt.confirmed())
+    }
+
+    /// Loses a lease that its task is to end, if the server has granted the lock again. Fails if it
+    /// does not say whether it has.
+    pub(super) async fn confirm(&self, lease: &Lease) -> Result<(), Failure> {
+        if lease.is_lost() || !self.may_be_another_grant(lease) {
+            return Ok(());
+        }
+        let (call, sent) = (lease.attempt().inspect(), Moment::now());
+        let votes = self.nodes.ask(&call, self.nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
+        let mut reports = Vec::new();
+        self.compare_token(lease, sent, &votes.received, &mut reports);
+        reports.into_iter().for_each(|report| report());
+        if lease.is_lost() || !self.may_be_another_grant(lease) { Ok(()) } else { Err(votes.failure()) }
+    }
+
+    /// Loses each lease of a lock that was granted since: the counter is above all tokens that the
+    /// lease has reserved. If no answer comes, the connection is replaced, and all leases are asked
+    /// about once more.
+    ///
+    /// A failover to a replica that lags behind loses the grant to A, not its place in the queue. B
+    /// is granted the lock and releases it, which grants it to A again. A would never learn of B.
+    pub(super) async fn compare_tokens(
+        &self,
+        leases: Vec<Lease>,
+        limit: Duration,
+        reports: &mut Vec<Report>,
+    ) {
+        if leases.is_empty() {
+            return;
+        }
+        let all_nodes = self.nodes.all_nodes();
+        let calls = leases.iter().map(|lease| (lease.attempt().inspect(), all_nodes)).collect();
+        let sent = Moment::now();
+        let answers = self.nodes.ask_ahead(calls, limit).await;
+        for (lease, votes) in leases.iter().zip(answers) {
+            self.compare_token(lease, sent, &votes, reports);
+        }
+    }
+
+    fn compare_token(&self, lease: &Lease, sent: Moment, votes: &[Vote], reports: &mut Vec<Report>) {
+        let own = lease.attempt().last_own_token(lease.fencing_token());
+        let schedule = self.schedule();
+        match last_token(votes) {
+            _ if lease.entry().has_ended.load(Ordering::Relaxed) => {} // it was released meanwhile
+            Some(last) if own.is_some_and(|own| last > own) => {
+                self.lose(schedule, lease, LeaseEnd::Lost, reports);
+            }
+            Some(_) => lease.attempt().note_confirmed(sent),
+            None => {}
+        }
+    }
+}
+
+/// The last token, as the server reports it.
+pub(super) fn last_token(votes: &[Vote]) -> Option<u64> {
+    votes.iter().find_map(|(_, outcome)| outcome.as_ref().ok()?.texts().ok()?.get(1)?.parse().ok())
+}
