@@ -172,8 +172,8 @@ pub(super) fn closed() -> RedisError {
     RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
 }
 
-/// A failure to reach a server whose address a cluster or a sentinel has announced: the caller does
-/// not know that address, which may be one of another network.
+/// A failure to reach a server of a cluster, or one that a sentinel names: the caller may not know
+/// its address, which may be one of another network.
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(super) fn at_announced(address: impl std::fmt::Display, failure: RedisError) -> RedisError {
     let named = |io: &std::io::Error| std::io::Error::new(io.kind(), format!("{address}: {io}"));

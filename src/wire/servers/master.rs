@@ -77,7 +77,8 @@ impl Master {
         let connecting = dialing.runtime.spawn(async move {
             this.connecting.connect(seen, || this.current(), |_| this.connect(&by)).await
         });
-        let connected = timeout_at(deadline, connecting).await.map_err(|_| too_slow())?;
+        let silent = |_| at_announced(&self.address, too_slow());
+        let connected = timeout_at(deadline, connecting).await.map_err(silent)?;
         connected.map_err(std::io::Error::other)?
     }
 

@@ -140,10 +140,12 @@ impl SentinelMaster {
 
     /// What one sentinel reports, or why it does not.
     async fn ask(self, sentinel: ConnectionInfo) -> Result<MasterReport, RedisError> {
-        // Half of the limit is for this, and a quarter of that for the reason.
-        let half = self.limit / 2;
-        let (query, explaining) = (self.query(&sentinel), half / EXPLAINING);
-        match timeout(half - explaining, query).await.unwrap_or_else(|_| Err(too_slow())) {
+        // Half of the limit is for this. A server without TLS that is sent TLS says nothing: part
+        // of the time is for learning that.
+        let (half, is_tls) = (self.limit / 2, matches!(sentinel.addr(), ConnectionAddr::TcpTls { .. }));
+        let explaining = half / EXPLAINING;
+        let limit = if is_tls { half - explaining } else { half };
+        match timeout(limit, self.query(&sentinel)).await.unwrap_or_else(|_| Err(too_slow())) {
             Err(failure) => Err(explain(&sentinel, failure, explaining).await),
             report => report,
         }
