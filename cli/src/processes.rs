@@ -205,6 +205,11 @@ impl Processes {
         let Some(members) = self.alive() else {
             return self.group.is_none_or(|group| test_kill_process_group(group).is_err());
         };
+        // Only /proc shows a process of the group that was moved out of the cgroup.
+        let is_alive = |group| !proc::is_own() && test_kill_process_group(group).is_ok();
+        if self.group.is_some_and(is_alive) {
+            return false;
+        }
         if !members.iter().any(|member| member.is_in_group) {
             self.group = None;
         }
