@@ -348,7 +348,8 @@ end
 --   'refused', why    there is no token for the waiter: a release still frees the lock, but no
 --                     other attempt may be granted it before the waiter
 local function grant_next(lock, queue, fence, attempt, call)
-  local others = 0
+  -- Those of a dead waiter stay reserved if none follows it: it may have the lock for its claim.
+  local others, token, reserved = 0, nil, 0
   for _ = 1, 128 do
     call.work = call.work + 5
     local at = others == 0 and '0' or others
@@ -361,10 +362,12 @@ local function grant_next(lock, queue, fence, attempt, call)
     if alive and kind ~= 'mutex' then
       others = others + 1
     else
-      local token, refusal
-      if alive then
+      if alive and reserved ~= count then -- else a dead waiter did not use them
+        if reserved > 0 then redis.pcall('DECRBY', fence, reserved) end
+        local refusal
         token, refusal = next_tokens(fence, call.minimum, count, call.token_ttl_ms)
         if not token then return 'refused', refusal end
+        reserved = count
       end
       -- The lock is the waiter's before its entry is removed, and before it is notified: if one of
       -- these is refused, as to a user without the right, it keeps its place.
@@ -385,7 +388,6 @@ local function grant_next(lock, queue, fence, attempt, call)
         if receivers ~= 0 or string.byte(channel, -1) == 126 then
           return 'granted', claim_ms + 0
         end
-        redis.pcall('DECRBY', fence, count) -- no client has them
       end
     end
   end

@@ -134,7 +134,8 @@ async fn calls_that_are_dropped_after_their_batch_was_written_leave_no_lock() {
         tasks.spawn(async move { mutex.try_lock().await });
     }
     let held = async || server.run::<Vec<String>>(&["KEYS", "lock:burst-*"]).await.len();
-    eventually("all are granted", async || held().await == CALLS).await;
+    // Eight requests leave alone, and the next ones in a batch. Some may wait for an answer.
+    eventually("a batch is granted", async || held().await > 8).await;
     tasks.shutdown().await;
     proxy.hold_replies(false);
     soon("settled() returns", locks.settled()).await;
