@@ -9,7 +9,7 @@ local function may(command, ...)
   local is_refused = string.find(problem, "can't run", 1, true)
     or string.find(problem, 'no permissions', 1, true)
   if is_refused then missing[#missing + 1] = command end
-  return not is_refused
+  return problem == ''
 end
 
 if may('set', key, '1', 'PX', '1000') then
