@@ -82,8 +82,8 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
                 return Err(Error::Lost { context: context() });
             }
             let token = ticket.fencing_token().and_then(|token| attempt.token(token.get()));
-            // A failover may have given the lock to another client and back while nobody looked:
-            // the counter of a lock with one holder is then above its tokens.
+            // A failover may have given the lock to another client and back: the counter of a lock
+            // with one holder is then above its tokens.
             let own = attempt.last_own_token(token).filter(|_| attempt.kind.capacity.is_none());
             if let Some(own) = own.filter(|_| client.nodes.deployment.decides_alone()) {
                 let (call, all_nodes) = (attempt.inspect(), client.nodes.all_nodes());

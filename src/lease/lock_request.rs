@@ -123,8 +123,8 @@ impl LockRequest {
         shares(self.kind, &self.options, self.owner.as_deref())
     }
 
-    /// Whether calls of its owner have one hold together, where nothing but the owner decides who
-    /// enters it.
+    /// Whether calls of its owner have one hold together: the owner alone decides whether a call
+    /// enters.
     pub(super) fn nests(&self) -> bool {
         self.options.nesting == Nesting::Local && self.kind.queue == Queue::Inside && self.may_enter()
     }
