@@ -93,9 +93,9 @@ pub(crate) struct Attempt {
     reserved: ReservedTokens,
     /// When this client learned of its grant, if it is to hold the lock for at least some time.
     held_since: OnceLock<Moment>,
-    /// When the request was sent whose reply is the last one that confirms the hold of its grant: a
-    /// renewal also succeeds if the server has lost that and granted the lock to the attempt again.
-    /// 0: none. Tasks that pass the hold on share it.
+    /// When the last request was sent that has confirmed the hold of its grant; 0: none. A renewal
+    /// also succeeds if the server has lost that hold and granted the lock to the attempt again.
+    /// Tasks that pass the hold on share this.
     confirmed: AtomicU64,
     /// No guard has its hold: the last one has reported its release, and left it to others.
     is_idle: AtomicBool,

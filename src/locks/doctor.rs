@@ -19,8 +19,8 @@ impl Locks {
     /// keys, restarts and failovers that lose locks.
     ///
     /// It sends `INFO`, `CONFIG GET` and `TIME` to each server; in a cluster to each master.
-    /// Under a new name, it tries each command of the scripts, and acquires and releases a lock,
-    /// whose fencing counter stays for one second.
+    /// Under a new name, it tries each command of the scripts, and acquires and releases a lock.
+    /// Its fencing counter stays for one second.
     ///
     /// A check for which the user lacks a right is [unknown](Verdict::Unknown); a missing right
     /// that locks need is a danger that names it. If no server can be used, only

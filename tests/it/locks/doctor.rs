@@ -120,7 +120,7 @@ async fn doctor_names_each_right_that_is_missing() {
     let url = server.url().replace("redis://", "redis://locks:secret@");
     let documented = documented_rights();
     let commands = documented.split_whitespace().filter(|word| word.starts_with('+'));
-    // Neither is needed by a client whose waiters poll.
+    // These two are for the connection for wake-ups alone.
     let commands = commands.filter(|right| !["+ping", "+hello"].contains(right));
     for right in [None].into_iter().chain(commands.map(Some)) {
         let mut words = vec!["ACL", "SETUSER", "locks", "reset", "on", ">secret"];

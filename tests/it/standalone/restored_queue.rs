@@ -135,8 +135,8 @@ async fn one_that_is_renewed_meanwhile_is_lost() {
     server.assert_nothing_left().await;
 }
 
-/// It becomes a ticket before anybody looks: who adopts it would have a smaller token than another
-/// client had.
+/// It becomes a ticket before the client asks about it: adopted, it would have a smaller token than
+/// another client had.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_adopted_meanwhile_is_lost() {
     let server = Server::start().await;
