@@ -12,7 +12,7 @@ use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
 use crate::wire::{Call, Script, WaitFor};
 
-static RIGHTS: Script = Script::new(include_str!("rights.lua"));
+static RIGHTS: Script = Script::new(include_str!("../wire/rights.lua"));
 
 impl Locks {
     /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted

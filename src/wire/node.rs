@@ -17,7 +17,7 @@ use super::request::{PreparedCall, TimedReply};
 use super::script::{Call, Reply};
 use super::servers::{Endpoint, SentFlag};
 use super::shared_connection::{LiveConnection, SharedConnection};
-use super::spoilt_keys::find_spoilt_key;
+use super::script_failure::find_spoilt_key;
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::events::Observer;

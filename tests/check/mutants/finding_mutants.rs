@@ -269,7 +269,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "doctor-does-not-try-to-renew",
-        edits: &[edit("src/locks/rights.lua", "  may('pexpire', key, '1000')\n", "")],
+        edits: &[edit("src/wire/rights.lua", "  may('pexpire', key, '1000')\n", "")],
         test: "locks::doctor::doctor_names_each_right_that_is_missing",
     },
 ];
