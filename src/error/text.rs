@@ -148,6 +148,7 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
             "the server refused the user name or the password"
         }
         (true, false) => "the server refused the request",
+        (true, true) if cause.code() == Some("NOPERM") => "the user lacks a right",
         (true, true) if lacks_right(cause) => "the user lacks a right, which ACL LOG names",
         (true, true) => "the server replied with an error, and may have run the request",
         _ if cause.kind() == redis::ErrorKind::Parse => "this is no server of the Redis protocol",
@@ -160,7 +161,7 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
 }
 
 /// Whether the server refused a command inside a script.
-fn lacks_right(cause: &redis::RedisError) -> bool {
+pub(crate) fn lacks_right(cause: &redis::RedisError) -> bool {
     let detail = cause.detail().unwrap_or_default();
     detail.contains("can't run this command") || detail.contains("no permissions to run the")
 }

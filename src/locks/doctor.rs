@@ -1,8 +1,6 @@
 //! [`Locks::doctor`]: finds settings and rights of the servers that endanger locks.
 
-use std::collections::BTreeSet;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::Locks;
@@ -10,9 +8,6 @@ use super::node_status::{NodeState, NodeStatus};
 use crate::diagnosis::{Check, Finding, Verdict, unusable};
 use crate::error::{Chain, Error};
 use crate::options::{Options, RestartGuard, Wakeups};
-use crate::wire::{Call, Script, WaitFor};
-
-static RIGHTS: Script = Script::new(include_str!("../wire/rights.lua"));
 
 impl Locks {
     /// Checks the servers for conditions that endanger locks: no reply, missing rights, evicted
@@ -97,16 +92,17 @@ impl Locks {
 
     async fn examine_scripts(&self) -> Verdict {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
-        match self.missing_rights(&name).await {
-            Ok(missing) if !missing.is_empty() => {
+        if let Ok(lock) = self.lock(&name) {
+            let missing = self.client.nodes.missing_rights(&lock.name).await;
+            if !missing.is_empty() {
+                let missing = Vec::from_iter(missing).join(" ");
                 return Verdict::danger(
                     format!("the user lacks rights that locks need: {missing}"),
                     "grant the user the rights listed in the guide, page rights",
                 );
             }
-            // The lock names what fails, unless it was only this.
-            Ok(_) | Err(_) => {}
         }
+        // The lock names what else fails.
         let tried = async {
             // The fencing counter is a key that outlives the lock.
             let options = Options::new().token_ttl(Duration::from_secs(1)).hold_at_least(Duration::ZERO);
@@ -122,21 +118,6 @@ impl Locks {
                 remedy_of(&error),
             ),
         }
-    }
-
-    /// The commands that the user may not run in scripts, each once, as `ACL SETUSER` takes them.
-    /// Tried, since `ACL DRYRUN` is a right that users of locks do not have.
-    async fn missing_rights(&self, name: &str) -> Result<String, Error> {
-        let name = self.lock(name)?.name;
-        let (call, nodes) =
-            (Arc::new(Call::new(&RIGHTS, "doctor/rights", &name).alone()), &self.client.nodes);
-        let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
-        let replies = votes.received.iter().filter_map(|(_, outcome)| outcome.as_ref().ok()?.texts().ok());
-        let mut missing: BTreeSet<String> = replies.flatten().map(|command| format!("+{command}")).collect();
-        if !nodes.may_evaluate().await {
-            missing.insert("+eval".to_owned());
-        }
-        Ok(missing.into_iter().collect::<Vec<_>>().join(" "))
     }
 
     /// Whether the nodes of a guarded quorum vote. A node that does not reply has a finding.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use redis::{ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinError;
 
 use super::error_replies::{io_error, is_error_reply, is_of_tls, is_transient_reply, was_refused};
@@ -105,6 +105,16 @@ impl Failure {
             }
             cause => Failure { cause, ..self },
         }
+    }
+
+    /// Adds the cause of an error reply: the user may not run these commands, as far as is known.
+    pub(super) fn because_of_rights(mut self, missing: &[String]) -> Failure {
+        if !missing.is_empty() {
+            let kind = ErrorKind::Server(ServerErrorKind::NoPerm);
+            let source = (kind, "the user may not run all commands of the script", missing.join(" "));
+            self.cause = Cause::Sent(source.into());
+        }
+        self
     }
 
     /// The server's error reply, if there is one.

@@ -15,12 +15,13 @@ use super::handshake::{Facts, Handshake, Membership};
 use super::outage::OutageRecord;
 use super::request::{PreparedCall, TimedReply};
 use super::script::{Call, Reply};
+use super::script_failure::{explain_failure, trial_of_rights};
 use super::servers::{Endpoint, SentFlag};
 use super::shared_connection::{LiveConnection, SharedConnection};
-use super::script_failure::find_spoilt_key;
 use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::events::Observer;
+use crate::name::Name;
 use crate::traces::Report;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
@@ -136,11 +137,11 @@ impl Node {
         Ok(self.permitted(&publish).await?.map(redis::from_redis_value).transpose()?)
     }
 
-    /// Runs an empty script by its text, which is sent only to a server that does not know it.
-    pub(super) async fn evaluate_nothing(&self) -> Result<Option<u64>, RedisError> {
-        let mut evaluate = redis::cmd("EVAL");
-        evaluate.arg("return 0").arg(0);
-        Ok(self.permitted(&evaluate).await?.map(redis::from_redis_value).transpose()?)
+    /// The commands that the user may not run in scripts. `None`: nor `EVAL`, by which this is
+    /// tried.
+    pub(super) async fn missing_rights(&self, lock: &Name) -> Result<Option<Vec<String>>, RedisError> {
+        let missing = self.permitted(&trial_of_rights(lock)).await?;
+        Ok(missing.map(redis::from_redis_value).transpose()?)
     }
 
     /// `None`: the user has no right to send this.
@@ -255,7 +256,7 @@ impl Node {
                 tries > 1
             };
             if is_last || !broken {
-                let examined = Box::pin(find_spoilt_key(&connected.connection, call, self.limit(), failure));
+                let examined = Box::pin(explain_failure(&connected.connection, call, self.limit(), failure));
                 let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }

@@ -1,6 +1,7 @@
 //! [`Nodes`]: the nodes that decide together, one alone or several by majority
 //! ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -191,10 +192,15 @@ impl Nodes {
         self.each(publish).await
     }
 
-    /// Whether no node refuses the user the right to send a script by its text.
-    pub(crate) async fn may_evaluate(&self) -> bool {
-        let outcomes = self.each(|node| async move { node.evaluate_nothing().await }).await;
-        !outcomes.iter().any(|outcome| matches!(outcome, Ok(None)))
+    /// The rights that the user lacks for the scripts of a lock, each once, as `ACL SETUSER` takes
+    /// them.
+    pub(crate) async fn missing_rights(&self, lock: &Name) -> BTreeSet<String> {
+        let missing = |node: Arc<Node>| {
+            let lock = lock.clone();
+            async move { node.missing_rights(&lock).await }
+        };
+        let replies = self.each(missing).await.into_iter().flatten();
+        replies.flat_map(|rights| rights.unwrap_or_else(|| vec!["+eval".to_owned()])).collect()
     }
 
     /// Runs `work` for all nodes concurrently, on the runtime of the connections.

@@ -1,4 +1,5 @@
--- Tries each command that the scripts of locks use, and returns those that the user may not run.
+-- Tries each command that the scripts of locks use, and returns those that the user may not run, as
+-- ACL SETUSER takes them.
 -- The key is new, and holds a string for a second: what is for other types is refused for its type,
 -- unless it is refused for a missing right before, and changes nothing.
 local key, missing = KEYS[1], {}
@@ -8,7 +9,7 @@ local function may(command, ...)
   local problem = type(reply) == 'table' and reply.err or ''
   local is_refused = string.find(problem, "can't run", 1, true)
     or string.find(problem, 'no permissions', 1, true)
-  if is_refused then missing[#missing + 1] = command end
+  if is_refused then missing[#missing + 1] = '+' .. command end
   return problem == ''
 end
 
@@ -28,4 +29,4 @@ if may('set', key, '1', 'PX', '1000') then
   may('time')
   may('del', key)
 end
-return { missing }
+return missing

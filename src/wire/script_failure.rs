@@ -1,26 +1,47 @@
-//! Which companion key of a lock made a script fail, if one did: its fencing counter or its queue
-//! may hold what another program wrote.
+//! Why a script failed at a lock: its fencing counter or its queue may hold what another program
+//! wrote, or the user lacks a right.
 
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, RedisError, Value};
+use uuid::Uuid;
 
 use super::failure::Failure;
 use super::script::Call;
 use super::servers::Connection;
+use crate::error::lacks_right;
+use crate::name::Name;
 
 /// The largest token, and one more.
 const LARGEST: i64 = 1 << 53;
 
-/// The failure of a call, with the companion key that caused it, if one did.
-pub(super) async fn find_spoilt_key(
+/// The failure of a call, with its cause: a companion key, or a right.
+pub(super) async fn explain_failure(
     connection: &Connection,
     call: &Call,
     limit: Duration,
     failure: Failure,
 ) -> Failure {
-    let is_suspect = failure.error_reply().is_some_and(may_be_spoilt);
-    let Some(lock) = call.lock.as_ref().filter(|_| is_suspect) else { return failure };
+    let (Some(lock), Some(error)) = (&call.lock, failure.error_reply()) else { return failure };
+    if failure.is_indeterminate() && lacks_right(error) {
+        let missing = connection.query(&trial_of_rights(lock), limit).await;
+        let missing: Vec<String> =
+            missing.ok().and_then(|rights| redis::from_redis_value(rights).ok()).unwrap_or_default();
+        return failure.because_of_rights(&missing);
+    }
+    if may_be_spoilt(error) { find_spoilt_key(connection, lock, limit, failure).await } else { failure }
+}
+
+/// Runs each command of the scripts once, on a new key of the lock's slot. The server does not say
+/// which one it refused, and `ACL DRYRUN` is a right that users of locks do not have.
+pub(super) fn trial_of_rights(lock: &Name) -> Cmd {
+    let mut trial = redis::cmd("EVAL");
+    let key = format!("{}:{}", lock.waiters(), Uuid::new_v4().simple());
+    trial.arg(include_str!("rights.lua")).arg(1).arg(key);
+    trial
+}
+
+async fn find_spoilt_key(connection: &Connection, lock: &Name, limit: Duration, failure: Failure) -> Failure {
     let (fence, waiters) = (lock.fence(), lock.waiters());
     let mut get = redis::cmd("GET");
     get.arg(fence);

@@ -6,7 +6,11 @@ use std::path::{Path, PathBuf};
 pub fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-        if path.is_dir() { files.extend(sources(&path)) } else { files.push(path) }
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
     }
     files
 }

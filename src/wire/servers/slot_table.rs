@@ -69,6 +69,7 @@ pub(super) fn slot_of(command: &Cmd) -> Option<Slot> {
     let mut words = command.args_iter().map(|word| if let Arg::Simple(word) = word { word } else { &[] });
     match words.next()? {
         b"GET" | b"ZCOUNT" => words.next().map(Slot::for_key),
+        b"EVAL" => words.nth(2).map(Slot::for_key),
         _ => None,
     }
 }

@@ -272,4 +272,13 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         edits: &[edit("src/wire/rights.lua", "  may('pexpire', key, '1000')\n", "")],
         test: "locks::doctor::doctor_names_each_right_that_is_missing",
     },
+    TestMutant {
+        name: "right-not-named-for-a-lock-of-a-cluster",
+        edits: &[edit(
+            "src/wire/servers/slot_table.rs",
+            "        b\"EVAL\" => words.nth(2).map(Slot::for_key),\n",
+            "",
+        )],
+        test: "rights::rights_that_a_cluster_refuses_are_named",
+    },
 ];
