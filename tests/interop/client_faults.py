@@ -319,10 +319,15 @@ FAULTS = [
         "java": ("return e.toString().matches(FINAL) && !e.toString().matches(PASSES);", "return true;"),
     }),
     ("the code inside an error is not seen", "error: the code is inside", {
-        "python": ('PASSES = r"\\b(', 'PASSES = r"^('),
-        "node": ("const TRANSIENT = /OOM|", "const TRANSIENT = /^OOM|"),
+        "python": ('r"\\b(OOM', 'r"^(OOM'),
+        "node": ('RegExp("OOM|', 'RegExp("^OOM|'),
         "go": ("`\\b(OOM|", "`^(OOM|"),
         "java": ('PASSES = "(?s).*\\\\b(', 'PASSES = "(?s).*Exception: (')
+    }),
+    ("one code that passes is forgotten", "error: each other code", {
+        "python": ("|NOREPLICAS", ""),
+        "node": ("|MASTERDOWN", ""),
+        "java": ("|max number of clients", ""),
     }),
     ("a missing right is waited out", "error: a missing right", {
         "python": ("return bool(passes) and not is_denied", "return True"),

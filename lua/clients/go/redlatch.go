@@ -38,7 +38,8 @@ var (
 	// Do not repeat, but for those that pass. go-redis 9.23 begins that of a new connection so, and
 	// may pass it on: "failed to authenticate: WRONGPASS ...". The name of a lock comes later.
 	final    = regexp.MustCompile(`^(failed to .+: )?(ERR|NOAUTH|NOPERM|WRONG)|closed$`)
-	passes   = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b`)
+	passes   = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN` +
+		`|CLUSTERDOWN|TRYAGAIN|max number of clients)\b`)
 	tagged   = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
 	reserved = regexp.MustCompile(`(?s)^\{[^}]+\}$|\}.*:(fence|waiters)$|\{\}node$`)
 	started  = time.Now()

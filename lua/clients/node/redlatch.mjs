@@ -15,7 +15,8 @@ const POLL = 100; // the pause of a waiter that cannot be notified
 const TOKEN_STEP = 5_000_000; // µs; each raise of min_token slows the next acquire of every lock
 const UPTIME_STEP = existsSync("/proc/uptime") ? 10 : 1000; // of os.uptime()
 const MIN_TTL = UPTIME_STEP + 90; // a shorter one would have ended before its grant arrives
-const TRANSIENT = /OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN/;
+const TRANSIENT = new RegExp("OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN"
+  + "|TRYAGAIN|max number of clients");
 const isFinal = (error) => error?.name === "ReplyError" && !TRANSIENT.test(error.message);
 const clip = (ms) => Math.min(ms, 2 ** 31 - 1); // a timer with a longer delay fires at once
 const WRITTEN = "what another program wrote; use another name, or delete the key if unused";

@@ -47,7 +47,10 @@ TRANSIENT = (
     errors.RedisClusterException, errors.OutOfMemoryError, errors.ReadOnlyError,
 )  # fmt: skip
 # redis-py has no classes for some, and Redis 6.2 wraps the error of a script in another one.
-PASSES = r"\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
+PASSES = (
+    r"\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN"
+    r"|max number of clients)\b"
+)
 SCRIPTS = resources.files(__name__) / "lua"  # of the wheel; else this is in the protocol's folder
 SCRIPTS = SCRIPTS if SCRIPTS.is_dir() else Path(__file__).resolve().parents[3]
 T = TypeVar("T")

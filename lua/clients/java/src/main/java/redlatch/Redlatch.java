@@ -46,7 +46,7 @@ public final class Redlatch implements AutoCloseable {
 
   private static final String FINAL = "(?s).*: (ERR|NOPERM|NOAUTH|WRONG).*"; // but for PASSES:
   private static final String PASSES = "(?s).*\\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY"
-      + "|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\\b.*";
+      + "|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|max number of clients)\\b.*";
   private static final long STEP = 5_000_000; // µs; a raised min_token slows a lock's next acquire
   private static final long LIMIT_MS = 5000; // of a request: a quarter of the lease, if it is less
   private static final Duration LONGEST = Duration.ofMillis(9_999_999_999L); // a TTL, or a wait
