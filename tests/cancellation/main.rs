@@ -24,6 +24,7 @@ mod several;
 mod steps;
 
 mod holds;
+mod lost_data;
 mod node_failures;
 mod quorum;
 mod replicas;
