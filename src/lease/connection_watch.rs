@@ -19,26 +19,19 @@ impl Keeper {
     /// Looks after the connections of one node, until it is aborted. The client library does not
     /// tell that a connection was closed: the next request on it finds out.
     pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
-        let node = self.nodes.node(place);
-        // The first connection, with which no lease was lost. A lease may be older than that of one
-        // node of a quorum: that node does not have it.
-        let mut known = Some((1, 0));
         loop {
             sleep(CHECK_PAUSE).await;
             if !self.schedule().holds.is_empty() {
-                node.check().await;
+                self.nodes.node(place).check().await;
             }
-            let state = node.connection_state();
-            if state > known {
-                known = state;
-                self.ask_about_all();
-            }
+            self.ask_once_new(place);
         }
     }
 
-    /// Makes every lease due now.
-    fn ask_about_all(&self) {
-        let (now, holds) = self.schedule().begin_to_ask();
+    /// Makes every lease due now, if the connection is another one than the last time.
+    pub(super) fn ask_once_new(&self, place: usize) {
+        let connection = self.nodes.node(place).connection_state();
+        let Some((now, holds)) = self.schedule().begin_to_ask(place, connection) else { return };
         for leases in holds.chunks(AT_A_TIME) {
             let mut schedule = self.schedule();
             leases.iter().for_each(|lease| schedule.expedite(lease, now));

@@ -19,25 +19,34 @@ impl Keeper {
     pub(super) fn may_be_another_grant(&self, lease: &Lease) -> bool {
         let attempt = lease.attempt();
         let may_return = attempt.queued_at.get().is_some() || attempt.in_flight.is_indeterminate();
-        may_return
+        let is_comparable = may_return
             && self.nodes.deployment.decides_alone()
             && attempt.kind.capacity.is_none() // else others are granted it beside this one
-            && lease.fencing_token().is_some()
-            && self.schedule().has_asked_since(attempt.confirmed())
+            && lease.fencing_token().is_some();
+        if is_comparable {
+            self.ask_once_new(0);
+        }
+        is_comparable && self.schedule().has_asked_since(attempt.confirmed())
     }
 
     /// Loses a lease that its task is to end, if the server has granted the lock again. Fails if it
     /// does not say whether it has.
     pub(super) async fn confirm(&self, lease: &Lease) -> Result<(), Failure> {
-        if lease.is_lost() || !self.may_be_another_grant(lease) {
-            return Ok(());
+        let mut failure = None;
+        // The first question may itself be what finds the connection closed.
+        for _ in 0..2 {
+            if lease.is_lost() || !self.may_be_another_grant(lease) {
+                return Ok(());
+            }
+            let (sent, mut reports) = (Moment::now(), Vec::new());
+            let (call, in_flight) = (lease.attempt().inspect(), Arc::default());
+            let votes = self.nodes.ask(&call, self.nodes.all_nodes(), &in_flight, WaitFor::All).await;
+            self.compare_token(lease, sent, &votes.received, &mut reports);
+            reports.into_iter().for_each(|report| report());
+            failure = Some(votes.failure());
         }
-        let (call, sent) = (lease.attempt().inspect(), Moment::now());
-        let votes = self.nodes.ask(&call, self.nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
-        let mut reports = Vec::new();
-        self.compare_token(lease, sent, &votes.received, &mut reports);
-        reports.into_iter().for_each(|report| report());
-        if lease.is_lost() || !self.may_be_another_grant(lease) { Ok(()) } else { Err(votes.failure()) }
+        let is_known = lease.is_lost() || !self.may_be_another_grant(lease);
+        failure.filter(|_| !is_known).map_or(Ok(()), Err)
     }
 
     /// Loses each lease of a lock that was granted since: the counter is above all tokens that the

@@ -70,6 +70,8 @@ pub(super) struct Schedule {
     /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<UnreleasedHolds>,
     entries: u64,
+    /// The newest connection of each node, once it is not the first one.
+    connections: BTreeMap<usize, (u64, u64)>,
     /// When all leases were last made due, since a connection was new.
     asked_at: Option<Moment>,
     /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
@@ -238,12 +240,22 @@ impl Schedule {
         Ok(batch)
     }
 
-    /// All leases are made due, from now on. Of one that a batch has, or a task is still to be told
-    /// of, [`insert`](Schedule::insert) finds that out.
-    pub(super) fn begin_to_ask(&mut self) -> (Moment, Vec<Lease>) {
+    /// All leases are made due, from now on, if the connection of this node is a new one. Of a
+    /// lease that a batch has, or a task is still to be told of, [`insert`](Schedule::insert) finds
+    /// that out.
+    pub(super) fn begin_to_ask(
+        &mut self,
+        place: usize,
+        connection: Option<(u64, u64)>,
+    ) -> Option<(Moment, Vec<Lease>)> {
+        // With the first connection, no lease was lost. A lease may be older than that of one node
+        // of a quorum: that node does not have it.
+        let known = self.connections.get(&place).copied().unwrap_or((1, 0));
+        let connection = connection.filter(|seen| *seen > known)?;
+        self.connections.insert(place, connection);
         let now = Moment::now();
         self.asked_at = Some(now);
-        (now, self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect())
+        Some((now, self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect()))
     }
 
     /// Whether all leases were made due after this request was sent.

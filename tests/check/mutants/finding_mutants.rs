@@ -9,8 +9,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "new-connection-asks-nothing",
         edits: &[edit(
             "src/lease/connection_watch.rs",
-            "                self.ask_about_all();\n",
-            "                let _: fn(&Keeper) = Keeper::ask_about_all;\n",
+            "            self.ask_once_new(place);\n        }",
+            "        }",
         )],
         test: "suite::mutex_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
@@ -248,6 +248,11 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
             "None::<Failure>",
         )],
         test: "standalone::restored_queue::one_that_is_released_meanwhile_was_lost",
+    },
+    TestMutant {
+        name: "new-connection-is-noticed-twice-a-second",
+        edits: &[edit("src/lease/granted_again.rs", "            self.ask_once_new(0);\n", "")],
+        test: "standalone::restored_queue::one_that_is_released_on_a_new_connection_was_lost",
     },
     TestMutant {
         name: "converted-hold-hides-what-it-keeps-reserved",

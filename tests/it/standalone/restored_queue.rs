@@ -152,6 +152,27 @@ async fn one_that_is_adopted_meanwhile_is_lost() {
     server.assert_nothing_left().await;
 }
 
+/// Another request has found the connection closed; the client has asked about no lease yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_released_on_a_new_connection_was_lost() {
+    let server = Server::start().await;
+    let (locks, others) = (server.locks_with(patient()).await, server.locks_with(patient()).await);
+    for round in 0..20 {
+        for kind in [Kind::Mutex, Kind::Reentrant, Kind::Write] {
+            let name = format!("{}-{round}", kind.name());
+            let (lock, rival) = (kind.lock(&locks, &name), kind.lock(&others, &name));
+            let (guard, _) = granted_again(&server, &lock, &rival).await;
+            server.kill_connections().await;
+            locks.mutex("other").unwrap().inspect().await.unwrap();
+            let released = guard.release().await;
+            assert!(matches!(released, Err(Error::Lost { .. })), "{round}, {kind:?}: {released:?}");
+            eventually("it is released", || async { !server.is_locked(&rival).await }).await;
+        }
+    }
+    drop((locks, others));
+    server.assert_nothing_left().await;
+}
+
 /// The client asks about all leases, and then compares the tokens of those that may have been
 /// granted again. Released in between, such a one was lost all the same, and is not passed on.
 #[tokio::test(flavor = "multi_thread")]
