@@ -274,8 +274,8 @@ fn watch(grace: u64) -> io::Result<bool> {
     // `run`.
     let _signals = runtime.block_on(async { Signals::new() })?;
     let _ = std::env::set_current_dir("/"); // do not keep a file system mounted
-    io::stdout().write_all(b"!")?;
-    io::stdout().flush()?;
+    // An error means that `run` was killed, and has left its orders in the pipe.
+    let _ = rustix::io::write(io::stdout(), b"!");
     let (mut orders, mut text) = (Orders::default(), String::new());
     let (mut kill_at, mut has_acted): (Option<u64>, bool) = (None, false);
     loop {

@@ -195,6 +195,36 @@ async fn another_watchdog_knows_the_deadline() {
     }
 }
 
+/// The next watchdogs are killed and stopped too, and then `run` is killed: the last one does what
+/// the first one would have done.
+#[tokio::test(flavor = "multi_thread")]
+async fn last_of_several_watchdogs_ends_the_command_of_a_killed_run() {
+    let server = Server::start().await;
+    let script = "exec 2>/dev/null; trap 'echo term' TERM; trap 'echo usr1' USR1; echo $$
+        while :; do sleep 0.05; done";
+    let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", script];
+    let mut running = RunningProgram::start(on(&server, &words));
+    let (run, command) = (running.pid(), pid(&running.line().await));
+    for signal in [Signal::KILL, Signal::STOP, Signal::KILL] {
+        let before = watchdog_of(run).unwrap();
+        kill_process(before, signal).unwrap();
+        let has_next = || async { watchdog_of(run).is_some_and(|next| next != before) };
+        eventually("another watchdog", has_next).await;
+        // `run` passes this signal on only after it has told the watchdog what it has to know.
+        running.signal(Signal::USR1);
+        assert_eq!(running.line().await, "usr1");
+    }
+    running.child.kill().await.unwrap();
+    assert_eq!(running.line().await, "term");
+    eventually("the command has ended", || async {
+        let is_over = !is_alive(command);
+        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
+        is_over
+    })
+    .await;
+    assert_eq!(running.rest_of_stdout().await, "", "a second TERM");
+}
+
 /// A lease that was granted to a waiter lasts for three seconds, and the grace is longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_run_that_was_just_granted_the_lock_ends_its_command_before_the_lease() {
