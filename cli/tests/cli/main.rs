@@ -11,6 +11,7 @@ mod run_messages;
 mod run_namespaces;
 mod run_processes;
 mod run_signals;
+mod run_unguarded;
 mod run_users;
 mod run_watchdog;
 mod service_page;

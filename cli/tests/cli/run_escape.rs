@@ -135,7 +135,7 @@ async fn watchdog_ends_processes_that_clear_their_environment_in_a_cgroup() {
 }
 
 /// The cgroup that a `run` has made for this process.
-fn cgroup_of(pid: Pid) -> Option<PathBuf> {
+pub fn cgroup_of(pid: Pid) -> Option<PathBuf> {
     folder(&std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap())
 }
 

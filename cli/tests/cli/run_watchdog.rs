@@ -131,25 +131,6 @@ async fn one_killed_or_stopped_during_the_grace_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_are_stopped_and_one_of_them_resumes() {
-    let server = Server::start().await;
-    for is_run in [false, true] {
-        let words = ["run", "--ttl", "2s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
-        let mut running = RunningProgram::start(on(&server, &words));
-        let (run, command) = (running.pid(), pid(&running.line().await));
-        let watchdog = watchdog_of(run).unwrap();
-        // In this order, or `run` replaces the watchdog.
-        running.signal(Signal::STOP);
-        kill_process(watchdog, Signal::STOP).unwrap();
-        is_held(&server, "job", false).await;
-        kill_process(if is_run { run } else { watchdog }, Signal::CONT).unwrap();
-        eventually("the command has ended", || async { !is_alive(command) }).await;
-        running.signal(Signal::CONT);
-        assert_eq!(running.end().await.code, 75);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn watchdog_that_was_stopped_does_not_end_a_renewed_command() {
     let server = Server::start().await;
     let script = "echo in; sleep 8; echo done";
