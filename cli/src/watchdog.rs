@@ -75,12 +75,7 @@ impl Watchdog {
             is_stopping: false,
             has_acted: false,
         };
-        while !watchdog.copy.is_ready()? {
-            if watchdog.copy.child.try_wait()?.is_some() || watchdog.copy.start.elapsed() > START_LIMIT {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        watchdog.copy.becomes_ready().await?;
         Ok(watchdog)
     }
 
@@ -176,6 +171,16 @@ impl CopyProcess {
     fn is_ready(&mut self) -> io::Result<bool> {
         self.is_ready = self.is_ready || self.has_said()?;
         Ok(self.is_ready)
+    }
+
+    async fn becomes_ready(&mut self) -> io::Result<()> {
+        while !self.is_ready()? {
+            if self.child.try_wait()?.is_some() || self.start.elapsed() > START_LIMIT {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
     }
 
     fn has_sent_term(&mut self) -> bool {
@@ -388,5 +393,26 @@ mod tests {
         kill_process(Pid::from_child(&stopped.child), Signal::STOP).unwrap();
         assert!(!has_acted(stopped.wait().unwrap()));
         assert!(stopped.start.elapsed() < LIMIT);
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_takes_too_long_to_start_is_given_up() {
+        let late = || {
+            let mut copy = copy("exec sleep 1000");
+            (copy.is_ready, copy.start) = (false, Instant::now().checked_sub(START_LIMIT).unwrap());
+            copy
+        };
+        let mut first = late();
+        let given_up = tokio::time::timeout(LIMIT, first.becomes_ready()).await;
+        assert!(given_up.is_ok_and(|ready| ready.is_err()));
+        let grace = Grace::new(LIMIT, None).unwrap();
+        let (name, command, deadline) = ("none".to_owned(), None, None);
+        let (is_stopping, has_acted) = (false, false);
+        let mut watchdog = Watchdog { copy: late(), grace, name, command, deadline, is_stopping, has_acted };
+        let (before, start) = (watchdog.pid(), Instant::now());
+        while watchdog.pid() == before {
+            assert!(start.elapsed() < LIMIT, "it is not replaced");
+            watchdog.check().unwrap();
+        }
     }
 }

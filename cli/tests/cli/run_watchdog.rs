@@ -60,6 +60,31 @@ async fn signal_ends_a_run_whose_watchdog_does_not_start() {
     }
 }
 
+/// As after ten seconds, only sooner: a unit test has the limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_whose_first_watchdog_is_killed_starts_nothing() {
+    let server = Server::start().await;
+    let watch = Stopwatch::start();
+    loop {
+        let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
+        let stopped = stop_next(running.pid(), None).await;
+        if let Some(watchdog) = stopped {
+            kill_process(watchdog, Signal::KILL).unwrap();
+        } else {
+            // It was stopped when it was ready.
+            running.signal(Signal::TERM);
+        }
+        let ended = running.end().await;
+        is_held(&server, "job", false).await;
+        if stopped.is_some() {
+            assert_eq!((ended.code, ended.stdout.as_str()), (71, ""), "{ended:?}");
+            assert!(ended.stderr.contains("could not start the watchdog"), "{ended:?}");
+            return;
+        }
+        assert!(watch.elapsed() < LONGEST_WAIT, "each watchdog was ready before");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn command_ends_before_its_lease_although_no_watchdog_starts() {
     let server = Server::start().await;
