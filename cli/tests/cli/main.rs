@@ -9,6 +9,7 @@ mod run_escape;
 mod run_loss;
 mod run_messages;
 mod run_namespaces;
+mod run_outage;
 mod run_processes;
 mod run_signals;
 mod run_unguarded;

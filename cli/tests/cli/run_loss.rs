@@ -5,33 +5,45 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 
 use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
-use crate::support::{Server, Stopwatch, eventually};
+use crate::support::{DURABLE, Server, Stopwatch, eventually};
 
 /// Prints its process id and that of a process of its group; reports TERM.
 const STUBBORN: &str = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_ends() {
-    let server = Server::start().await;
     // The command reports TERM and continues; its last line says until when it ran.
     let script = "trap 'echo term' TERM; sleep 1000 & echo $!; while :; do date +%s%N; sleep 0.02; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
-    let mut running = RunningProgram::start(on(&server, &words));
-    let grandchild = pid(&running.line().await);
-    server.pause();
-    let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let ended = running.end().await;
-    ends(grandchild).await;
-    server.resume();
-    assert_eq!(ended.code, 75, "{ended:?}");
-    assert!(ended.stderr.contains("could not be renewed"), "{ended:?}");
-    let (_, after) = ended.stdout.split_once("term\n").expect("it got TERM before KILL");
-    assert!(!after.contains("term"), "a second TERM ends the clean-up of many programs: {ended:?}");
-    let last = after.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
-    let ran = last.expect("it ran on").saturating_sub(paused);
-    // The promise itself: no stall of the machine excuses a command that outlasts its lease.
-    assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
-    is_held(&server, "job", false).await;
+    let lose = async |is_killed: bool| {
+        let mut server = Server::start_with(&DURABLE).await;
+        let mut running = RunningProgram::start(on(&server, &words));
+        let grandchild = pid(&running.line().await);
+        // After a kill, connections are refused; after a stop, no reply comes.
+        if is_killed {
+            server.kill()
+        } else {
+            server.pause()
+        }
+        let away = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        let ended = running.end().await;
+        ends(grandchild).await;
+        if is_killed {
+            server.restart().await
+        } else {
+            server.resume()
+        }
+        assert_eq!(ended.code, 75, "{is_killed}: {ended:?}");
+        assert!(ended.stderr.contains("could not be renewed"), "{is_killed}: {ended:?}");
+        let (_, after) = ended.stdout.split_once("term\n").expect("it got TERM before KILL");
+        assert!(!after.contains("term"), "a second TERM ends the clean-up of many programs: {ended:?}");
+        let last = after.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
+        let ran = last.expect("it ran on").saturating_sub(away);
+        // The promise itself: no stall of the machine excuses a command that outlasts its lease.
+        assert!(ran < Duration::from_secs(6), "{is_killed}: it ran for {ran:?} after the last renewal");
+        is_held(&server, "job", false).await;
+    };
+    tokio::join!(lose(false), lose(true));
 }
 
 #[tokio::test(flavor = "multi_thread")]
