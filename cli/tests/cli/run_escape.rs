@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::Command;
 
 use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, wrapped};
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, soon};
 
 /// Starts the next process, and ends.
 const CHAIN: &str = "echo $$ >>\"$1\"\nsetsid sh \"$0\" \"$1\" &";
@@ -81,6 +81,34 @@ async fn watchdog_ends_processes_that_start_one_another() {
     // Without a cgroup, it may miss those that end at once.
     let way = if makes_cgroups(&server).await { &WAYS[..1] } else { &[] };
     end_chains(&server, CHAIN, way, &end).await;
+}
+
+/// Starts many processes, which only KILL ends, and writes their ids into a file.
+const MANY: &str = "trap '' TERM; n=0
+while [ $n != 2000 ]; do sleep 1000 & echo $! >>$1; n=$((n + 1)); done; echo started; wait";
+
+/// They are outside of the command's group, where no signal reaches all of them at once.
+#[ignore = "so many processes that end at once keep the tests beside this one waiting for seconds"]
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_processes_have_ended_once_run_exits() {
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    std::fs::write(&script, MANY).unwrap();
+    for (has_cgroups, options) in &WAYS[..2] {
+        let log = directory.path().join(has_cgroups.to_string());
+        let start = format!("setsid sh {} {}; true", script.display(), log.display());
+        let words = words(options, "job", &start);
+        let mut running = RunningProgram::start(command(&server, *has_cgroups, &words));
+        assert_eq!(running.line().await, "started");
+        revoke(&server, "job").await;
+        // Once it is connected again, it asks, and does not wait for its next renewal.
+        server.kill_connections().await;
+        let status = soon("the program ends", running.child.wait()).await.unwrap();
+        let ids = std::fs::read_to_string(log).unwrap();
+        let left = ids.lines().filter(|id| is_alive(pid(id))).count();
+        assert_eq!((status.code(), ids.lines().count(), left), (Some(75), 2000, 0), "{has_cgroups}");
+    }
 }
 
 /// A process without a name for its `run`, in a session of its own, whose parent has ended.
