@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
 
 use redlatch::{Locks, LocksBuilder, Options};
 
-use super::cause;
+use super::{KINDS, cause};
 use crate::support::tls::{Authority, is_available, url};
 use crate::support::{Deployment, Server, Topology, eventually, free_port, soon};
 
@@ -197,11 +198,8 @@ async fn an_announced_address_that_cannot_be_reached_is_named() {
     }
 }
 
-/// A new connection to a database other than the first selects it, and a server that runs a script
-/// for long refuses that.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_busy_server_is_waited_for_with_any_database() {
-    let server = Server::start().await;
+/// Makes the server run a script that ends once it is killed.
+async fn keep_busy(server: &Server) -> JoinHandle<redis::RedisResult<()>> {
     server.run::<()>(&["CONFIG", "SET", "lua-time-limit", "1"]).await;
     let mut script = server.connection().await;
     let endless = tokio::spawn(async move {
@@ -211,6 +209,44 @@ async fn a_busy_server_is_waited_for_with_any_database() {
         server.try_run::<()>(&["TIME"]).await.is_err_and(|error| error.code() == Some("BUSY"))
     })
     .await;
+    endless
+}
+
+/// A call that waits outlasts a script that runs for long; one that tries reports it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_server_is_waited_for() {
+    let server = Server::start().await;
+    let locks = server.locks_with(patient()).await;
+    for kind in KINDS {
+        let (free, used) = (kind.lock(&locks, "free"), kind.rival().lock(&locks, "used"));
+        let waiter = kind.lock(&locks, "used");
+        let held = used.lock().await.unwrap();
+        let queued = tokio::spawn(async move { waiter.lock().await });
+        eventually("it queues", || async { server.queued_for(&used).await == 1 }).await;
+        let endless = keep_busy(&server).await;
+        let (mut waiting, lock) = (Box::pin(free.lock()), locks.mutex("tried").unwrap());
+        // The server answers one request after the other: the first one is refused as well.
+        let tried = tokio::select! {
+            biased;
+            outcome = &mut waiting => panic!("{kind:?}: {outcome:?}"),
+            outcome = lock.try_lock() => outcome,
+        };
+        let error = tried.unwrap_err();
+        assert_eq!(cause(&error).code(), Some("BUSY"), "{kind:?}: {error:?}");
+        server.run::<()>(&["SCRIPT", "KILL"]).await;
+        let _killed = endless.await.unwrap();
+        soon("it is granted the lock", waiting).await.unwrap().release().await.unwrap();
+        held.release().await.unwrap();
+        soon("it is granted the lock", queued).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+/// A new connection to a database other than the first selects it, and a server that runs a script
+/// for long refuses that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_server_is_waited_for_with_any_database() {
+    let server = Server::start().await;
+    let endless = keep_busy(&server).await;
     for database in ["0", "1"] {
         let url = server.url() + database;
         let locks = Locks::builder().server(url).options(Options::new()).connect_lazily().unwrap();

@@ -17,12 +17,15 @@ enum Refusal {
     NoReplicas,
     /// The server cannot save a snapshot.
     Misconf,
+    /// Releases still work.
+    Oom,
 }
 
 impl Refusal {
     async fn begin(self, server: &Server) {
         match self {
             Refusal::NoReplicas => set(server, "min-replicas-to-write", "1").await,
+            Refusal::Oom => set(server, "maxmemory", "1").await,
             Refusal::Misconf => {
                 let dir: Vec<String> = server.run(&["CONFIG", "GET", "dir"]).await;
                 std::fs::create_dir_all(format!("{}/dump.rdb/full", dir[1])).unwrap();
@@ -33,6 +36,7 @@ impl Refusal {
         let code = match self {
             Refusal::NoReplicas => "NOREPLICAS",
             Refusal::Misconf => "MISCONF",
+            Refusal::Oom => "OOM",
         };
         eventually("the server refuses writes", || async {
             let outcome = server.try_run::<()>(&["SET", "written", "1", "PX", "1"]).await;
@@ -45,6 +49,7 @@ impl Refusal {
         match self {
             Refusal::NoReplicas => set(server, "min-replicas-to-write", "0").await,
             Refusal::Misconf => set(server, "save", "").await,
+            Refusal::Oom => set(server, "maxmemory", "0").await,
         }
     }
 }
@@ -192,7 +197,7 @@ async fn refused_releases_are_retried() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_succeeds_after_a_refusal_ends() {
-    for refusal in [Refusal::NoReplicas, Refusal::Misconf] {
+    for refusal in [Refusal::NoReplicas, Refusal::Misconf, Refusal::Oom] {
         acquires_after_refusal(refusal).await;
     }
 }
