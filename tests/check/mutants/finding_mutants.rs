@@ -235,8 +235,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "lease-that-was-granted-again-stays-held",
         edits: &[edit(
             "src/lease/granted_again.rs",
-            "        may_return\n            && ",
-            "        may_return && false\n            && ",
+            "let is_comparable = may_return\n",
+            "let is_comparable = false && may_return\n",
         )],
         test: "standalone::restored_queue::a_lease_that_was_lost_and_granted_again_is_lost",
     },
