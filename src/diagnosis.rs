@@ -196,9 +196,20 @@ pub(crate) fn clock(ahead: Option<i64>) -> Verdict {
 }
 
 pub(crate) fn unusable(why: &str) -> Verdict {
+    // What the server says; the first that fits.
+    const REMEDIES: [(&str, &str); 6] = [
+        ("max number of clients", "raise maxclients, or look for a program that leaves connections open"),
+        ("protected mode", "set a password, and bind the server to the addresses that clients use"),
+        ("its URL must begin with", "change the URL"),
+        ("NoPerm", "grant the user the rights listed in the guide, page rights"),
+        ("unknown command", "name the server as what it is: a sentinel in sentinel, a master elsewhere"),
+        ("cluster support disabled", "name it in server, not in cluster"),
+    ];
+    let fits = |(said, _): &&(&str, _)| why.contains(said);
+    let remedy = REMEDIES.iter().find(fits).map(|(_, remedy)| *remedy);
     Verdict::danger(
         format!("it cannot be used: {why}"),
-        "start it, and check its address and the user's password",
+        remedy.unwrap_or("start it, and check its address and the user's password"),
     )
 }
 

@@ -28,8 +28,8 @@ fn authentication(server: &ConnectionInfo) -> Vec<u8> {
     request.get_packed_command()
 }
 
-/// How much of an answer is read.
-const LONGEST: usize = 256;
+/// How much of an answer is read: of a server in protected mode, it has 1,067 bytes.
+const LONGEST: usize = 4096;
 
 /// The first byte of a TLS record: an alert, or a part of a handshake.
 const TLS_RECORDS: [u8; 2] = [21, 22];
@@ -78,13 +78,17 @@ pub(in crate::wire) async fn explain(
     }
 }
 
-/// The first bytes that a server sends.
+/// The first line that a server sends, or the first bytes of something else.
 async fn ask(host: &str, port: u16, question: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect((host, port)).await?;
     // It may have closed the connection, and what it said before that is still there to be read.
     let _closed_already = stream.write_all(question).await;
-    let mut said = vec![0; LONGEST];
-    let count = stream.read(&mut said).await?;
-    said.truncate(count);
+    let mut said = Vec::new();
+    while stream.read_buf(&mut said).await? > 0 {
+        let is_reply = matches!(said.first(), Some(b'+' | b'-'));
+        if !is_reply || said.ends_with(b"\r\n") || said.len() >= LONGEST {
+            break;
+        }
+    }
     Ok(said)
 }

@@ -117,6 +117,23 @@ async fn too_many_clients_are_named_and_waited_out() {
     }
 }
 
+/// A server in protected mode says so, in a long line, to clients of other addresses. Where the
+/// machine has only a loopback address, there is nothing to see.
+#[tokio::test(flavor = "multi_thread")]
+async fn protected_mode_is_named() {
+    let route = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let Some(address) = route.connect("192.0.2.1:1").and_then(|()| route.local_addr()).ok() else { return };
+    let server = Server::start_with(&["--bind", "0.0.0.0", "--protected-mode", "yes"]).await;
+    for before_host in ["", "locks:secret@"] {
+        let url = format!("redis://{before_host}{}:{}/", address.ip(), server.port());
+        fails_at_once(&url, Locks::builder().server(&*url), "protected mode").await;
+        let locks = Locks::builder().server(&*url).connect_lazily().unwrap();
+        let findings = locks.doctor().await;
+        let text = findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        assert!(text.contains("set a password"), "{text}");
+    }
+}
+
 /// A server that accepts no more clients says so before it reads anything, and a client that is far
 /// away has sent its password by then: the reply is not about the password.
 #[tokio::test(flavor = "multi_thread")]
