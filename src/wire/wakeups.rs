@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::error_replies::too_slow;
+use super::error_replies::{is_error_reply, too_slow};
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::quorum::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
@@ -294,7 +294,8 @@ struct Subscription {
 
 impl Subscription {
     async fn replies(&mut self) -> bool {
-        redis::cmd("PING").query_async::<Value>(&mut self.connection).await.is_ok()
+        let reply = redis::cmd("PING").query_async::<Value>(&mut self.connection).await;
+        reply.map_or_else(|refused| is_error_reply(&refused), |_pong| true)
     }
 
     /// Returns once the subscription has broken, does not reply, or should move to another server.
