@@ -13,7 +13,7 @@ use crate::name::{Name, NameError};
 
 pub use config::{ConfigError, NodeProblem};
 pub use context::{Context, Operation};
-pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain, lacks_right};
+pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain, lacks_unnamed_right};
 
 /// Why a call on a lock did not succeed.
 ///

@@ -148,8 +148,8 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
             "the server refused the user name or the password"
         }
         (true, false) => "the server refused the request",
-        (true, true) if cause.code() == Some("NOPERM") => "the user lacks a right",
-        (true, true) if lacks_right(cause) => "the user lacks a right, which ACL LOG names",
+        (true, true) if lacks_unnamed_right(cause) => "the user lacks a right, which ACL LOG names",
+        (true, true) if lacks_right(cause) => "the user lacks a right",
         (true, true) => "the server replied with an error, and may have run the request",
         _ if cause.kind() == redis::ErrorKind::Parse => "this is no server of the Redis protocol",
         (false, false) => "the server could not be reached",
@@ -160,10 +160,15 @@ fn redis_failed(context: &Context, cause: &redis::RedisError, f: &mut fmt::Forma
     })
 }
 
-/// Whether the server refused a command inside a script.
-pub(crate) fn lacks_right(cause: &redis::RedisError) -> bool {
+/// Whether the server refused a command inside a script, and names it.
+fn lacks_right(cause: &redis::RedisError) -> bool {
     let detail = cause.detail().unwrap_or_default();
-    detail.contains("can't run this command") || detail.contains("no permissions to run the")
+    cause.code() == Some("NOPERM") || detail.contains("no permissions to run the")
+}
+
+/// The same, of a server that does not name it.
+pub(crate) fn lacks_unnamed_right(cause: &redis::RedisError) -> bool {
+    cause.detail().is_some_and(|detail| detail.contains("can't run this command"))
 }
 
 fn unreleased(

@@ -66,6 +66,16 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
     REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
 }
 
+/// Whether the user lacks a right.
+pub(super) fn is_forbidden(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+}
+
+/// Whether that right is one of a key, not of a command or a channel.
+pub(super) fn names_key(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("key"))
+}
+
 /// Whether a server says this as it accepts a connection, which it then closes.
 pub(super) fn refuses_connection(error: &RedisError) -> bool {
     error.code() == Some("DENIED") || has_too_many_clients(error)

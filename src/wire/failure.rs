@@ -6,7 +6,7 @@ use std::fmt;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinError;
 
-use super::error_replies::{io_error, is_error_reply, is_of_tls, is_transient_reply, was_refused};
+use super::error_replies::{closed, io_error, is_error_reply, is_of_tls, is_transient_reply, was_refused};
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
 /// Why a request has no usable reply.
@@ -97,6 +97,11 @@ impl Failure {
         Failure::new(Cause::NoQuorum(answers), may_have_run)
     }
 
+    /// A connection was closed, and another one has taken its place.
+    pub(crate) fn replaced() -> Failure {
+        Failure::indeterminate(closed())
+    }
+
     /// Adds the cause of an error reply: this key has unexpected contents.
     pub(super) fn because_of(self, key: &str, problem: &'static str) -> Failure {
         match self.cause {
@@ -111,7 +116,7 @@ impl Failure {
     pub(super) fn because_of_rights(mut self, missing: &[String]) -> Failure {
         if !missing.is_empty() {
             let kind = ErrorKind::Server(ServerErrorKind::NoPerm);
-            let source = (kind, "the user may not run all commands of the script", missing.join(" "));
+            let source = (kind, "a command was refused", format!("the scripts need {}", missing.join(" ")));
             self.cause = Cause::Sent(source.into());
         }
         self

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::time::{sleep, timeout};
 
 use super::answers::{LATE, NOT_ADMITTED};
-use super::error_replies::{is_broken, is_moved, node_of_a_cluster, too_slow, was_redirected, was_refused};
+use super::error_replies::{
+    is_broken, is_forbidden, is_moved, names_key, node_of_a_cluster, too_slow, was_redirected, was_refused,
+};
 use super::failure::Failure;
 use super::handshake::{Facts, Handshake, Membership};
 use super::outage::OutageRecord;
@@ -137,10 +139,10 @@ impl Node {
         Ok(self.permitted(&publish).await?.map(redis::from_redis_value).transpose()?)
     }
 
-    /// The commands that the user may not run in scripts. `None`: nor `EVAL`, by which this is
-    /// tried.
+    /// The commands that the user may not run in scripts. `None`: it may not send `EVAL`, by which
+    /// this is tried. An error may be that of a key that the user may not access.
     pub(super) async fn missing_rights(&self, lock: &Name) -> Result<Option<Vec<String>>, RedisError> {
-        let missing = self.permitted(&trial_of_rights(lock)).await?;
+        let missing = self.permitted(&trial_of_rights(lock, false)).await?;
         Ok(missing.map(redis::from_redis_value).transpose()?)
     }
 
@@ -149,7 +151,7 @@ impl Node {
         let connected = self.connection.get(false).await?;
         match connected.connection.query(command, self.limit()).await {
             Ok(reply) => Ok(Some(reply)),
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(None),
+            Err(error) if is_forbidden(&error) && !names_key(&error) => Ok(None),
             Err(error) => {
                 self.connection.drop_if_spent(connected.generation, &error);
                 Err(error)

@@ -53,7 +53,7 @@ pub(crate) struct Call {
     pub(super) shared: Vec<Word>,
     pub(super) replicas: Option<(u32, Duration)>,
     pub(super) may_combine: bool,
-    is_read_only: bool,
+    pub(super) is_read_only: bool,
     /// The calls of all its locks, if it is for several, of which all are granted or none.
     group: Vec<Arc<Call>>,
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::failure::Failure;
 use super::script::Call;
 use super::servers::Connection;
-use crate::error::lacks_right;
+use crate::error::lacks_unnamed_right;
 use crate::name::Name;
 
 /// The largest token, and one more.
@@ -23,8 +23,8 @@ pub(super) async fn explain_failure(
     failure: Failure,
 ) -> Failure {
     let (Some(lock), Some(error)) = (&call.lock, failure.error_reply()) else { return failure };
-    if failure.is_indeterminate() && lacks_right(error) {
-        let missing = connection.query(&trial_of_rights(lock), limit).await;
+    if lacks_unnamed_right(error) {
+        let missing = connection.query(&trial_of_rights(lock, call.is_read_only), limit).await;
         let missing: Vec<String> =
             missing.ok().and_then(|rights| redis::from_redis_value(rights).ok()).unwrap_or_default();
         return failure.because_of_rights(&missing);
@@ -32,12 +32,14 @@ pub(super) async fn explain_failure(
     if may_be_spoilt(error) { find_spoilt_key(connection, lock, limit, failure).await } else { failure }
 }
 
-/// Runs each command of the scripts once, on a new key of the lock's slot. The server does not say
-/// which one it refused, and `ACL DRYRUN` is a right that users of locks do not have.
-pub(super) fn trial_of_rights(lock: &Name) -> Cmd {
+/// Runs each command of the scripts once, or those that read. A server before Redis 7.2 does not
+/// say which one it refused, and `ACL DRYRUN` is a right that users of locks do not have.
+///
+/// The key is a new one, in the slot of the lock and with the patterns of its queue.
+pub(super) fn trial_of_rights(lock: &Name, is_read_only: bool) -> Cmd {
     let mut trial = redis::cmd("EVAL");
     let key = format!("{}:{}", lock.waiters(), Uuid::new_v4().simple());
-    trial.arg(include_str!("rights.lua")).arg(1).arg(key);
+    trial.arg(include_str!("rights.lua")).arg(1).arg(key).arg(i32::from(is_read_only));
     trial
 }
 

@@ -259,6 +259,46 @@ async fn rights_that_a_cluster_refuses_are_named() {
     each_missing_right_is_named(Topology::Cluster).await;
 }
 
+/// Of a user that only inspects, no right to write is named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_to_read_are_named_without_a_right_to_write() {
+    let server = Server::start().await;
+    let rights = "ACL SETUSER sees on >secret ~* -@all +eval +evalsha +get +pttl +time";
+    server.run::<()>(&rights.split(' ').collect::<Vec<_>>()).await;
+    let url = server.url().replace("redis://", "redis://sees:secret@");
+    let locks = Locks::builder().server(url).options(options()).connect().await.unwrap();
+    let (lock, holder) = (Kind::Reentrant.lock(&locks, "seen"), server.locks().await);
+    let held = Kind::Reentrant.lock(&holder, "seen").lock().await.unwrap();
+    let error = format!("{:?}", lock.inspect().await.unwrap_err());
+    assert!(error.contains("+hgetall") || error.contains("'hgetall'"), "{error}");
+    assert!(!error.contains("+set") && !error.contains("+hset"), "{error}");
+    held.release().await.unwrap();
+}
+
+/// A refused `PING` is an answer: the subscription lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn subscription_outlives_the_lack_of_the_right_to_test_it() {
+    let server = Server::start().await;
+    let mut words = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
+    words.extend(documented_rights().split(' ').chain(["-ping"]));
+    server.run::<()>(&words).await;
+    let url = server.url().replace("redis://", "redis://locks:secret@");
+    let locks = Locks::builder().server(url).options(options()).connect().await.unwrap();
+    let (lock, holder) = (locks.mutex("x").unwrap(), server.locks().await);
+    let held = holder.mutex("x").unwrap().lock().await.unwrap();
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    let stats = async |command: &str, field: &str| {
+        let stats: String = server.run(&["INFO", "commandstats"]).await;
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+        let number = line.and_then(|line| line.split([':', ',']).find_map(|part| part.strip_prefix(field)));
+        number.map_or(0, |number| number.parse::<u64>().unwrap())
+    };
+    eventually("it was tested twice", || async { stats("ping", "rejected_calls=").await >= 2 }).await;
+    assert_eq!(stats("subscribe", "calls=").await, 1);
+    held.release().await.unwrap();
+    soon("it is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
 /// Without one right after the other, each verb of each kind works or fails with an error that
 /// names the right.
 async fn each_missing_right_is_named(topology: Topology) {

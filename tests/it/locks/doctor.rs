@@ -146,6 +146,21 @@ async fn doctor_names_each_right_that_is_missing() {
     }
 }
 
+/// A right to a key is none to a command.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_takes_no_key_for_a_command() {
+    let server = Server::start().await;
+    for patterns in ["~app:* ~{app:*", "~lock:*"] {
+        let words = format!("ACL SETUSER locks reset on >secret +@all {patterns}");
+        server.run::<()>(&words.split(' ').collect::<Vec<_>>()).await;
+        let url = server.url().replace("redis://", "redis://locks:secret@");
+        let findings = Locks::open(&url).await.unwrap().doctor().await;
+        let scripts = findings.iter().find(|finding| finding.check == Check::Scripts).unwrap();
+        let text = scripts.to_string();
+        assert!(text.contains(" key") && !text.contains("+eval"), "{patterns}: {text}");
+    }
+}
+
 /// A user without any right can neither read a setting nor acquire a lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_reports_a_user_without_rights() {
