@@ -24,14 +24,22 @@ impl Keeper {
             if !self.schedule().holds.is_empty() {
                 self.nodes.node(place).check().await;
             }
-            self.ask_once_new(place);
+            self.notice_connection(place);
+            self.ask_once_new();
         }
     }
 
-    /// Makes every lease due now, if the connection is another one than the last time.
-    pub(super) fn ask_once_new(&self, place: usize) {
+    /// Notices if the connection is another one than the last time.
+    pub(super) fn notice_connection(&self, place: usize) {
         let connection = self.nodes.node(place).connection_state();
-        let Some((now, holds)) = self.schedule().begin_to_ask(place, connection) else { return };
+        self.schedule().notice_connection(place, connection);
+    }
+
+    /// Makes every lease due now, if a connection was noticed. Here alone, and so twice a second at
+    /// most: with a server that closes each connection after a while, one round would cause the
+    /// next.
+    fn ask_once_new(&self) {
+        let Some((now, holds)) = self.schedule().begin_to_ask() else { return };
         for leases in holds.chunks(AT_A_TIME) {
             let mut schedule = self.schedule();
             leases.iter().for_each(|lease| schedule.expedite(lease, now));

@@ -24,7 +24,7 @@ impl Keeper {
             && attempt.kind.capacity.is_none() // else others are granted it beside this one
             && lease.fencing_token().is_some();
         if is_comparable {
-            self.ask_once_new(0);
+            self.notice_connection(0);
         }
         is_comparable && self.schedule().has_asked_since(attempt.confirmed())
     }
@@ -34,7 +34,7 @@ impl Keeper {
     pub(super) async fn confirm(&self, lease: &Lease) -> Result<(), Failure> {
         let mut failure = None;
         // The first question may itself be what finds the connection closed.
-        for _ in 0..2 {
+        for _ in 0..3 {
             if lease.is_lost() || !self.may_be_another_grant(lease) {
                 return Ok(());
             }
@@ -43,7 +43,8 @@ impl Keeper {
             let votes = self.nodes.ask(&call, self.nodes.all_nodes(), &in_flight, WaitFor::All).await;
             self.compare_token(lease, sent, &votes.received, &mut reports);
             reports.into_iter().for_each(|report| report());
-            failure = Some(votes.failure());
+            let is_answered = last_token(&votes.received).is_some();
+            failure = Some(if is_answered { Failure::replaced() } else { votes.failure() });
         }
         let is_known = lease.is_lost() || !self.may_be_another_grant(lease);
         failure.filter(|_| !is_known).map_or(Ok(()), Err)

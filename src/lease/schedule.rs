@@ -72,8 +72,10 @@ pub(super) struct Schedule {
     entries: u64,
     /// The newest connection of each node, once it is not the first one.
     connections: BTreeMap<usize, (u64, u64)>,
-    /// When all leases were last made due, since a connection was new.
+    /// When a new connection was last noticed.
     asked_at: Option<Moment>,
+    /// Since then, not all leases were made due.
+    must_ask: bool,
     /// Until when the task sleeps, unless it is woken. A lease that is due later need not wake it:
     /// a lock that is soon released costs no task switch.
     pub(super) sleeps_until: Option<Moment>,
@@ -240,25 +242,27 @@ impl Schedule {
         Ok(batch)
     }
 
-    /// All leases are made due, from now on, if the connection of this node is a new one. Of a
-    /// lease that a batch has, or a task is still to be told of, [`insert`](Schedule::insert) finds
-    /// that out.
-    pub(super) fn begin_to_ask(
-        &mut self,
-        place: usize,
-        connection: Option<(u64, u64)>,
-    ) -> Option<(Moment, Vec<Lease>)> {
+    /// From now on, what was confirmed before is doubtful, if the connection of this node is a new
+    /// one.
+    pub(super) fn notice_connection(&mut self, place: usize, connection: Option<(u64, u64)>) {
         // With the first connection, no lease was lost. A lease may be older than that of one node
         // of a quorum: that node does not have it.
         let known = self.connections.get(&place).copied().unwrap_or((1, 0));
-        let connection = connection.filter(|seen| *seen > known)?;
-        self.connections.insert(place, connection);
-        let now = Moment::now();
-        self.asked_at = Some(now);
-        Some((now, self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect()))
+        if let Some(connection) = connection.filter(|seen| *seen > known) {
+            self.connections.insert(place, connection);
+            self.asked_at = Some(Moment::now());
+            self.must_ask = true;
+        }
     }
 
-    /// Whether all leases were made due after this request was sent.
+    /// All leases are made due, once a connection was noticed. Of one that a batch has, or a task
+    /// is still to be told of, [`insert`](Schedule::insert) finds that out.
+    pub(super) fn begin_to_ask(&mut self) -> Option<(Moment, Vec<Lease>)> {
+        let leases = || self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect();
+        std::mem::take(&mut self.must_ask).then(|| (Moment::now(), leases()))
+    }
+
+    /// Whether a new connection was noticed after this request was sent.
     pub(super) fn has_asked_since(&self, sent: Moment) -> bool {
         self.asked_at.is_some_and(|asked| sent <= asked)
     }

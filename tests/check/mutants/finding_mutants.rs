@@ -7,11 +7,7 @@ use super::client_test_mutants::edit;
 pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "new-connection-asks-nothing",
-        edits: &[edit(
-            "src/lease/connection_watch.rs",
-            "            self.ask_once_new(place);\n        }",
-            "        }",
-        )],
+        edits: &[edit("src/lease/connection_watch.rs", "            self.notice_connection(place);\n", "")],
         test: "suite::mutex_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
@@ -251,7 +247,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "new-connection-is-noticed-twice-a-second",
-        edits: &[edit("src/lease/granted_again.rs", "            self.ask_once_new(0);\n", "")],
+        edits: &[edit("src/lease/granted_again.rs", "            self.notice_connection(0);\n", "")],
         test: "standalone::restored_queue::one_that_is_released_on_a_new_connection_was_lost",
     },
     TestMutant {
@@ -274,7 +270,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "doctor-does-not-try-to-renew",
-        edits: &[edit("src/wire/rights.lua", "  may('pexpire', key, '1000')\n", "")],
+        edits: &[edit("src/wire/rights.lua", "may('pexpire', key, '1000')\n", "")],
         test: "locks::doctor::doctor_names_each_right_that_is_missing",
     },
     TestMutant {
