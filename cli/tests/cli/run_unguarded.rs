@@ -127,10 +127,10 @@ async fn unguarded_command_ends_at_once_when_one_of_both_resumes() {
     let mut jobs = unguarded(&server, folder.path(), &cases.map(|(steps, _)| steps)).await;
     // A command that has a grace, and a shorter one, outlives all of them.
     let mut with_grace = Job::start(&server, folder.path(), "grace", "2s", &[]).await;
-    with_grace.take(&server, Run(Signal::KILL)).await;
     for (job, (_, resumes)) in jobs.iter_mut().zip(cases) {
         job.take(&server, resumes).await;
     }
+    with_grace.take(&server, Run(Signal::KILL)).await;
     ends(with_grace.command).await;
     for job in &jobs {
         assert!(!is_alive(job.command), "{:?}", job.steps);
