@@ -65,22 +65,6 @@ pub enum Verdict {
     },
 }
 
-impl Check {
-    fn name(self) -> &'static str {
-        match self {
-            Check::Connection => "connection",
-            Check::Version => "version",
-            Check::Scripts => "scripts",
-            Check::Notifications => "notifications",
-            Check::Eviction => "eviction",
-            Check::Persistence => "persistence",
-            Check::Replicas => "replicas",
-            Check::Clock => "clock",
-            Check::Vote => "vote",
-        }
-    }
-}
-
 impl Verdict {
     pub(crate) fn danger(what: impl Into<String>, remedy: &'static str) -> Verdict {
         Verdict::Danger { what: what.into(), remedy }
@@ -106,11 +90,12 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Finding { server, check, verdict } = self;
-        write!(f, "{server}: {}: ", check.name())?;
+        write!(f, "{server}: ")?;
+        check.serialize(&mut *f)?; // its name in JSON
         match verdict {
-            Verdict::Fine => write!(f, "fine"),
-            Verdict::Danger { what, remedy } => write!(f, "danger: {what}: {remedy}"),
-            Verdict::Unknown { why } => write!(f, "unknown: {why}"),
+            Verdict::Fine => write!(f, ": fine"),
+            Verdict::Danger { what, remedy } => write!(f, ": danger: {what}: {remedy}"),
+            Verdict::Unknown { why } => write!(f, ": unknown: {why}"),
         }
     }
 }

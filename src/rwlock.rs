@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
 use crate::lease::{
-    Capacity, Hold, Kind, LockRequest, NamedLock, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
+    Hold, Kind, LockRequest, NamedLock, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
 };
 use crate::name::Name;
 use crate::owner::Owner;
@@ -25,7 +25,7 @@ pub(crate) static READ: Kind = Kind {
     has_owner: true,
     queue: Queue::Shared,
     refusals: &[TOO_DEEP, FULL],
-    capacity: Some(Capacity { option: |options| options.max_readers, default: 10_000 }),
+    capacity: Some(|options| Some(options.max_readers).filter(|readers| *readers != 10_000)),
     script: &SCRIPT,
     verbs: Verbs {
         acquire: "rwlock/read",

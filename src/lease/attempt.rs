@@ -21,7 +21,7 @@ use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
 use crate::wire::answers::{NO_EXPIRY, WRONG_TYPE};
-use crate::wire::{Answer, InFlight, Nodes, Reply, Word};
+use crate::wire::{Answer, InFlight, Reply, Word};
 
 /// The longest time for which a lock is kept for a waiter that it was granted to and that has not
 /// sent a request since.
@@ -29,52 +29,28 @@ const CLAIM: Duration = Duration::from_secs(3);
 
 /// How an attempt is queued. The same in each of its requests. Cheap to clone, and small: each
 /// lease has a place for one, although few were queued.
-#[derive(Clone)]
-pub(super) struct QueueEntry(Arc<QueueTerms>);
+pub(super) type QueueEntry = Arc<QueueTerms>;
 
-struct QueueTerms {
-    claim: Duration,
-    channel: Option<Arc<str>>,
-}
-
-impl QueueEntry {
+pub(super) struct QueueTerms {
     /// How long a grant is kept for the attempt.
-    pub(super) fn claim(&self) -> Duration {
-        self.0.claim
-    }
-
+    pub(super) claim: Duration,
     /// Where a message reaches it, if it has subscribed.
-    pub(super) fn channel(&self) -> Option<&Arc<str>> {
-        self.0.channel.as_ref()
-    }
+    pub(super) channel: Option<Arc<str>>,
 }
 
 /// What all attempts of a client share.
 #[derive(Debug)]
 pub(crate) struct Origin {
     /// Not the nodes: a lease outlives its client, and would keep the connections open.
-    deployment: Deployment,
-    nodes: Arc<[String]>,
+    pub(super) deployment: Deployment,
+    pub(super) nodes: Arc<[String]>,
     /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
-    suffix: Arc<str>,
-    observer: Arc<Observer>,
+    pub(super) suffix: Arc<str>,
+    pub(super) observer: Arc<Observer>,
     /// The client's.
-    runtime: Handle,
+    pub(super) runtime: Handle,
     /// A lease may outlive it.
-    client: Weak<dyn Any + Send + Sync>,
-}
-
-impl Origin {
-    pub(super) fn new(
-        nodes: &Nodes,
-        suffix: String,
-        observer: Arc<Observer>,
-        client: Weak<dyn Any + Send + Sync>,
-    ) -> Origin {
-        let (deployment, labels) = (nodes.deployment, Arc::clone(nodes.labels()));
-        let runtime = nodes.runtime().clone();
-        Origin { deployment, nodes: labels, suffix: suffix.into(), observer, runtime, client }
-    }
+    pub(super) client: Weak<dyn Any + Send + Sync>,
 }
 
 /// One try to get a lock. Each of its requests carries its id, which makes the requests idempotent.
@@ -233,7 +209,7 @@ impl Attempt {
 
     /// How this attempt is queued, notified through `channel` or polling.
     pub(super) fn queue_entry(&self, channel: Option<&Arc<str>>) -> QueueEntry {
-        QueueEntry(Arc::new(QueueTerms { claim: self.claim(), channel: channel.cloned() }))
+        Arc::new(QueueTerms { claim: self.claim(), channel: channel.cloned() })
     }
 
     /// How long the lock is kept for this attempt once it is granted while it waits.

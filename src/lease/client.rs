@@ -90,12 +90,14 @@ impl Client {
             joint_queues: LocalQueues::default(),
             nested_holds: Guarded::default(),
             shared_polls: SharedPolls::default(),
-            origin: Arc::new(Origin::new(
-                &nodes,
-                attempt_suffix,
-                Arc::clone(&observer),
-                client.clone() as Weak<dyn Any + Send + Sync>,
-            )),
+            origin: Arc::new(Origin {
+                deployment: nodes.deployment,
+                nodes: Arc::clone(nodes.labels()),
+                suffix: attempt_suffix.into(),
+                observer: Arc::clone(&observer),
+                runtime: nodes.runtime().clone(),
+                client: client.clone() as Weak<dyn Any + Send + Sync>,
+            }),
             observer,
             nodes,
         })

@@ -52,7 +52,7 @@ impl GrantClock {
         }
         let now = Moment::now();
         let granted = sample.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted_span(entry.claim());
+        let trusted = attempt.trusted_span(entry.claim);
         if now.since(granted) > trusted / 2 {
             return None;
         }

@@ -31,10 +31,9 @@ use super::turn::Turn;
 use super::wait_loop::wait_in_redis;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
-use crate::fencing::FencingToken;
 use crate::guarded::Guarded;
 use crate::measure::WakeReason;
-use crate::traces::{Grant, HoldSpan, releasing};
+use crate::traces::{HoldSpan, releasing};
 use crate::wire::Together;
 
 /// How many of the 128 units of work that tokio allows a task in a row a read counts for. It takes
@@ -47,7 +46,7 @@ const BUDGET_OF_A_READ: u32 = 4;
 pub(crate) struct JointHold {
     group: Arc<Group>,
     lease: Lease,
-    span: HoldSpan,
+    pub(super) span: HoldSpan,
     /// Its place among the members, until it leaves.
     place: Option<usize>,
 }
@@ -211,12 +210,6 @@ impl JointHold {
         }
         self.lease.measure_end(end);
         end
-    }
-}
-
-impl Grant for JointHold {
-    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
-        Some((self.lease.fencing_token(), &mut self.span))
     }
 }
 

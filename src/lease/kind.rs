@@ -17,8 +17,9 @@ pub(crate) struct Kind {
     pub(crate) queue: Queue,
     /// The refusals that not every kind's script sends.
     pub(crate) refusals: &'static [Refusal],
-    /// How many attempts may hold the lock or wait for it at a time, where several may.
-    pub(crate) capacity: Option<Capacity>,
+    /// How many attempts may hold the lock or wait for it at a time, where several may, unless it
+    /// is what the script assumes for an empty word.
+    pub(crate) capacity: Option<fn(&Options) -> Option<u32>>,
     pub(crate) script: &'static Script,
     pub(crate) verbs: Verbs,
     /// The word of a release that revokes the lock.
@@ -40,20 +41,6 @@ pub(crate) struct Verbs {
     pub(crate) renew: &'static str,
     pub(crate) release: &'static str,
     pub(crate) inspect: &'static str,
-}
-
-/// How many attempts may hold a lock or wait for it.
-pub(crate) struct Capacity {
-    pub(crate) option: fn(&Options) -> u32,
-    /// What the script assumes where the argument is empty.
-    pub(crate) default: u32,
-}
-
-impl Capacity {
-    /// The limit, unless it is the default.
-    pub(crate) fn limit(&self, options: &Options) -> Option<u32> {
-        Some((self.option)(options)).filter(|limit| *limit != self.default)
-    }
 }
 
 /// A refusal of a script: its number in [`answers`], and the error for it.

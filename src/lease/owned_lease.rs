@@ -24,7 +24,7 @@ use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
-use crate::traces::{Grant, HoldSpan, releasing};
+use crate::traces::{HoldSpan, releasing};
 use crate::wire::{Answer, Failure, HoldCount, Tally, Together, Votes, WaitFor};
 
 /// How long a release waits for the last answers to earlier requests of its attempt.
@@ -40,7 +40,7 @@ pub(super) struct GrantedLease {
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
     lease: Lease,
-    hold: HoldSpan,
+    pub(super) hold: HoldSpan,
     _count: HoldCount,
     is_leaked: AtomicBool,
     /// If tasks of this client compete for the lock.
@@ -48,12 +48,6 @@ pub(crate) struct OwnedLease {
     /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
     /// to do.
     call: Option<OpenCall>,
-}
-
-impl Grant for OwnedLease {
-    fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
-        Some((self.lease.fencing_token(), &mut self.hold))
-    }
 }
 
 impl OwnedLease {

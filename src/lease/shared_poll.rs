@@ -208,7 +208,7 @@ impl SharedPolls {
         if attempt.kind.verbs.wait.is_none() || !nodes.deployment.decides_alone() {
             return None;
         }
-        let terms = (attempt.name.clone(), entry.claim().as_millis(), attempt.options.max_depth);
+        let terms = (attempt.name.clone(), entry.claim.as_millis(), attempt.options.max_depth);
         let runs_by = due.max(Instant::now() + pause) + pause / 2;
         let woken: Arc<Notify> = Arc::default();
         let waiter = Waiter {

@@ -144,7 +144,7 @@ impl Attempt {
 
     /// How many attempts may hold the lock or wait for it, unless it is the default.
     fn capacity(&self) -> Option<u64> {
-        self.kind.capacity.as_ref()?.limit(&self.options).map(u64::from)
+        (self.kind.capacity?)(&self.options).map(u64::from)
     }
 
     /// How many tokens it reserves, unless it is one.
@@ -160,7 +160,7 @@ impl Attempt {
 }
 
 fn queued_as(call: Call, entry: Option<&QueueEntry>) -> Call {
-    call.shared(entry.map(|entry| millis(entry.claim()))).shared(entry.and_then(QueueEntry::channel))
+    call.shared(entry.map(|entry| millis(entry.claim))).shared(entry.and_then(|entry| entry.channel.as_ref()))
 }
 
 /// Whole milliseconds, at least one.
