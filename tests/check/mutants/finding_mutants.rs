@@ -282,4 +282,27 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         )],
         test: "rights::rights_that_a_cluster_refuses_are_named",
     },
+    TestMutant {
+        name: "key-that-is-refused-taken-for-a-command",
+        edits: &[edit(
+            "src/wire/node.rs",
+            "is_forbidden(&error) && !names_key(&error)",
+            "is_forbidden(&error)",
+        )],
+        test: "locks::doctor::doctor_takes_no_key_for_a_command",
+    },
+    TestMutant {
+        name: "reader-told-to-grant-a-right-to-write",
+        edits: &[edit("src/wire/rights.lua", "if ARGV[1] == '1' then return missing end\n", "")],
+        test: "rights::rights_to_read_are_named_without_a_right_to_write",
+    },
+    TestMutant {
+        name: "refused-ping-ends-the-subscription",
+        edits: &[edit(
+            "src/wire/wakeups.rs",
+            "reply.map_or_else(|refused| is_error_reply(&refused), |_pong| true)",
+            "reply.is_ok()",
+        )],
+        test: "rights::subscription_outlives_the_lack_of_the_right_to_test_it",
+    },
 ];
