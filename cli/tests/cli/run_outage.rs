@@ -1,5 +1,5 @@
-//! `redlatch run` whose server fails while the command runs: it is away for a moment or for good,
-//! or loses its data.
+//! The server of `redlatch run` fails while the command runs: it is away for a moment, or loses its
+//! data.
 
 use rustix::process::Signal;
 
