@@ -292,7 +292,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "locks::doctor::doctor_takes_no_key_for_a_command",
     },
     TestMutant {
-        name: "reader-told-to-grant-a-right-to-write",
+        name: "right-to-write-is-asked-for-a-read",
         edits: &[edit("src/wire/rights.lua", "if ARGV[1] == '1' then return missing end\n", "")],
         test: "rights::rights_to_read_are_named_without_a_right_to_write",
     },
