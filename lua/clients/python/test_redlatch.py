@@ -40,9 +40,8 @@ class Server:
         self.options, self.sentinel = options, sentinel
 
     def __enter__(self):
-        self.folder = tempfile.mkdtemp(prefix="redlatch-python-")
         for _ in range(5):  # another process may take the port first
-            self.port = free_port()
+            self.folder, self.port = tempfile.mkdtemp(prefix="redlatch-python-"), free_port()
             command = [BINARY, "--port", str(self.port), "--save", "", *self.options]
             if self.sentinel:
                 conf = Path(self.folder, "sentinel.conf")
