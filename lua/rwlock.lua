@@ -397,7 +397,7 @@ elseif verb == 'renew' and not successor then
     if owner == '' then owner = attempt end
     local mode, hold = try('HGET', lock, 'mode'), owner .. ' ' .. attempt
     local is_only_hold = mode == 'sole read ' .. hold or mode == 'sole write ' .. hold
-    local pttl = is_only_hold and redis.call('PTTL', lock) or -1
+    local pttl = is_only_hold and tonumber(try('PTTL', lock)) or -1
     if pttl >= 0 and (pttl >= ttl_ms + 0 or try('PEXPIRE', lock, ttl_ms) == 1) then
       answers[i] = time
     end
@@ -1292,11 +1292,10 @@ if is_acquire then
     for i = 1, #entries, 2 do
       local attempt, kind, claim_ms = parse(entries[i])
       local place = tonumber(entries[i + 1]) % 2^52
-      if attempt == lock.attempt then
-        own = place
-      elseif (kind == 'read' or kind == 'write') and place < first
+      local is_own = attempt == lock.attempt -- and if it is dead, the grant would remove it
+      if (kind == 'read' or kind == 'write') and (is_own or place < first)
         and is_alive(lock.queue, attempt, place, claim_ms, call.time) then
-        first, busy_ms = place, tonumber(claim_ms)
+        if is_own then own = place else first, busy_ms = place, tonumber(claim_ms) end
       end
     end
     -- Where not all but the queue has expired, others may come first in spite of their age.
@@ -1317,9 +1316,9 @@ if is_acquire then
     local writer = write and string.match(write, '^[^ ]+')
     local read_ends, attempts = unexpired(lock.read, now)
     if read_ends then
-      lock.is_held = has(attempts, lock.attempt)
-      if not lock.is_held and count_attempts(attempts) >= call.depth then return -4 end
-      if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end
+      local is_held = has(attempts, lock.attempt)
+      if not is_held and count_attempts(attempts) >= call.depth then return -4 end
+      if not is_held then attempts = attempts .. ' ' .. lock.attempt end
     elseif writer and writer ~= lock.owner then
       return queue_to_read(lock, write_ends - now, call)
     elseif not writer and lock.wait_until > now and must_wait(lock, call) then
@@ -1332,7 +1331,6 @@ if is_acquire then
       return -7
     end
     if lock.write and not write then lock.token = nil end -- see end_write
-    lock.is_inside = true -- in use, and other readers have its token
     local current = to_token(lock.token)
     local outer = writer and current
     local token, problem = take_token(lock, outer, not outer, true, call)
@@ -1357,12 +1355,12 @@ if is_acquire then
 
   -- Once more by its owner, or a second delivery.
   local function write_again(lock, write_ends, attempts, call)
-    lock.is_held, lock.is_inside = has(attempts, lock.attempt), true
-    if not lock.is_held and count_attempts(attempts) >= call.depth then return -4 end
+    local is_held = has(attempts, lock.attempt)
+    if not is_held and count_attempts(attempts) >= call.depth then return -4 end
     local token, refusal =
-      take_token(lock, to_token(lock.token), attempts == lock.attempt, lock.is_held, call)
+      take_token(lock, to_token(lock.token), attempts == lock.attempt, is_held, call)
     if not token then return refusal end
-    if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end
+    if not is_held then attempts = attempts .. ' ' .. lock.attempt end
     local ends = math.max(call.now + call.ttl_ms, write_ends)
     reserve(lock, ends, call)
     leave_queue(lock, 'write', call)
@@ -1704,7 +1702,11 @@ if call.is_trial then
     end
   end
   if not is_blocked then
-    for _, lock in ipairs(locks) do lock.checks_left = 1000 end -- as many as the trial left to do
+    for _, lock in ipairs(locks) do
+      lock.checks_left = 1000 -- as many as the trial left to do
+      local writes, reads = find_holds(lock, 'write', call), find_holds(lock, 'read', call)
+      lock.was_held, lock.was_inside = writes.is_held or reads.is_held, writes.attempts ~= nil
+    end
     serve(operation, serve(wait_for_writer, locks, call), call)
     for i = 1, n do
       is_blocked = is_blocked or type(answers[i]) ~= 'number' or answers[i] < 0
@@ -1713,12 +1715,13 @@ if call.is_trial then
     for _, lock in ipairs(is_blocked and locks or {}) do
       if type(answers[lock.index]) == 'number' and answers[lock.index] >= 0 then
         lock.number = nil -- it was a place, not a token
-        -- Before a waiter gets a token. Inside another hold, that keeps the one it has now.
-        if lock.accepted and not lock.is_inside then
+        -- Before a waiter gets a token. Inside another hold, that keeps the one it has now, and so
+        -- do readers that came with it.
+        if lock.accepted and (lock.is_alone or verb == 'write' and not lock.was_inside) then
           redis.pcall('SET', lock.fence, lock.accepted, 'PX', token_ttl_ms)
         end
         local is_gone = lock.is_alone and redis.pcall('DEL', lock.key) == 1 -- needs fewer rights
-        if not (lock.is_held or is_gone) then pcall(release, lock, call) end
+        if not (lock.was_held or is_gone) then pcall(release, lock, call) end
         answers[lock.index] = -10
       end
     end
