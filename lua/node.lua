@@ -7,7 +7,7 @@
 --                              min_token  its tokens must be larger than this
 --                              high       the largest token that it has accepted
 --                              ttl        the longest lease that it has granted
---                              ticket     of the admission that was begun
+--                              ticket     of the admission that was begun; empty: none was
 --
 --   EVALSHA sha1 1  node   verb words
 --
@@ -34,11 +34,13 @@
 
 local node, clock = KEYS[1], redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
-
+local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl', 'ticket')
+local least, high, longest = known[2] or '0', known[3] or '0', known[4] or '0'
+if not string.find(least .. ' ' .. high .. ' ' .. longest, '^%d+ %d+ %d+$') then
+  return {err = 'ERR the admission of the node is spoilt'}
+end
 if ARGV[1] == 'survey' then
-  local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
-  local highest = math.max(tonumber(known[2] or 0), tonumber(known[3] or 0))
-  return {known[1] or '', highest, tonumber(known[4] or 0), time}
+  return {known[1] or '', math.max(tonumber(least), tonumber(high)), tonumber(longest), time}
 end
 
 local verb, run, ticket, min_token, ttl_ms = unpack(ARGV)
@@ -53,15 +55,14 @@ if verb ~= 'admit' or not run or run == '' or #run > 128
   return -5
 end
 
-local known = redis.call('HMGET', node, 'run', 'ticket', 'min_token', 'ttl')
 if known[1] == run then return 1 end
+local begun = known[5] ~= '' and known[5] -- an admission leaves an empty ticket
 if not min_token then
-  if not known[2] then redis.call('HSET', node, 'ticket', ticket) end
-  return {2, known[2] or ticket}
+  if not begun then redis.call('HSET', node, 'ticket', ticket) end
+  return {2, begun or ticket}
 end
-if known[2] ~= ticket then return 0 end
-local least = math.max(tonumber(known[3] or 0), tonumber(min_token))
-local longest = math.max(tonumber(known[4] or 0), tonumber(ttl_ms))
-redis.call('HSET', node, 'run', run, 'min_token', string.format('%.0f', least), 'ttl', longest)
-redis.call('HDEL', node, 'ticket')
+if begun ~= ticket then return 0 end
+least = string.format('%.0f', math.max(tonumber(least), tonumber(min_token)))
+longest = math.max(tonumber(longest), tonumber(ttl_ms))
+redis.call('HSET', node, 'run', run, 'min_token', least, 'ttl', longest, 'ticket', '') -- at once
 return 1

@@ -37,13 +37,14 @@
 -- with one answer for each lock. An error of one lock is its answer, as a text; the only lock of a
 -- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
 --
---   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it
+--   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it,
+--                 as are owner, claim_ms, channel, max_depth and tokens
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or if the
 --                 owner is the attempt, 0 for none: the counter goes back to it if this was the
---                 last hold
+--                 last hold. Empty after the answer 0; never 0 for a successor
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
@@ -64,7 +65,7 @@
 --                 that other nodes hold); default: a new lease
 --   run           with the key node, of node.lua: the run id of this server, which must be admitted
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
---                 lock, for the newest 19,000 attempts)
+--                 lock, for the newest 19,000 attempts). If it may be queued, with claim_ms
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
 --   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is

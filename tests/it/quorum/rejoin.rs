@@ -20,6 +20,12 @@ async fn founded(nodes: usize, arguments: &[&str]) -> Quorum {
     quorum
 }
 
+/// Whether an admission of each of these nodes was begun.
+pub async fn is_rejoining(quorum: &Quorum, set: u32) -> bool {
+    let tickets: Vec<u32> = quorum.run(set, &["HSTRLEN", NODE, "ticket"]).await;
+    tickets.iter().all(|length| *length > 0)
+}
+
 /// Whether these nodes, of three, grant locks without the others.
 async fn may_vote(quorum: &Quorum, set: u32) -> bool {
     quorum.hang(0b111 & !set);
@@ -116,9 +122,7 @@ async fn quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile() {
     quorum.kill(0b100);
     quorum.restart(0b100).await;
     let rejoining = tokio::spawn(rejoin(quorum.client(guarded().ttl(ttl)).await));
-    eventually("rejoin has started", || async {
-        quorum.run::<u32>(0b100, &["HEXISTS", NODE, "ticket"]).await == [1]
-    })
+    eventually("rejoin has started", || is_rejoining(&quorum, 0b100))
     .await;
     let guard = Kind::Mutex.lock(&other, "longer").lock().await.unwrap();
     assert!(!rejoining.is_finished());
@@ -185,9 +189,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     let client = quorum.client(guarded()).await;
     for lost in [0b001, 0b010, 0b100] {
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || async {
-            quorum.run::<u32>(0b111, &["HEXISTS", NODE, "ticket"]).await == [1, 1, 1]
-        })
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b111))
         .await;
         quorum.kill(lost);
         let outcome = soon("rejoin returns", rejoining).await.unwrap();
@@ -199,9 +201,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     for left in [0b010, 0b110] {
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || async {
-            quorum.run::<u32>(0b111, &["HEXISTS", NODE, "ticket"]).await == [1, 1, 1]
-        })
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b111))
         .await;
         // Another client takes over in the middle.
         quorum.run::<u32>(left, &["HSET", NODE, "ticket", "another"]).await;
@@ -233,9 +233,7 @@ async fn loses_data_meanwhile(keeps: bool) {
             let client = client.clone();
             tokio::spawn(async move { client.rejoin().await })
         };
-        eventually("rejoin has started", || async {
-            quorum.run::<u32>(0b010, &["HEXISTS", NODE, "ticket"]).await == [1]
-        })
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b010))
         .await;
         if flushes {
             quorum.run::<String>(0b010, &["FLUSHALL"]).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, NodeState, NodeStatus, Options, Renewal, RestartGuard};
 use tokio::task::JoinSet;
 
+use super::rejoin::is_rejoining;
 use super::{KINDS, Quorum, admitted, named, no_quorum, options};
 use crate::support::{AnyGuard, AnyLock, Stopwatch, eventually, soon};
 
@@ -330,10 +331,6 @@ async fn start_rejoin(
 ) -> tokio::task::JoinHandle<Result<Vec<NodeStatus>, Error>> {
     let client = client.clone();
     let rejoining = tokio::spawn(async move { client.rejoin().await });
-    let started = || async {
-        let tickets: Vec<u32> = quorum.run(set, &["HEXISTS", NODE, "ticket"]).await;
-        tickets.iter().all(|there| *there == 1)
-    };
-    eventually("rejoin has started", started).await;
+    eventually("rejoin has started", || is_rejoining(quorum, set)).await;
     rejoining
 }
