@@ -142,7 +142,8 @@ if has_more then
     or channel and channel ~= '' and not is_channel(channel)
     or grant_before and not string.find(grant_before, '^%d+$')
     or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
-    or not string.find((remember or '') .. ' ' .. (all or '') .. ' ' .. (force or ''), '^1? 1? 1?$')
+    or (remember or all or force) and not string.find((remember or '') .. ' ' .. (all or '') .. ' '
+      .. (force or ''), '^1? 1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or only_from and (#only_from > 256 or string.find(only_from, ' ', 1, true))
     or keep_ms and (force == '1' or not up_to(9999999999, keep_ms)) then
@@ -181,19 +182,6 @@ local function next_tokens(fence, least, count, token_ttl_ms)
   return nil, refusal
 end
 
--- Quorum: the proposed tokens, if they are larger than all that this node has accepted, and the
--- largest of those: if the grant fails, the node must not refuse the same proposal.
-local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
-  local accepted = redis.pcall('GET', fence) or '0'
-  if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
-    or not string.find(accepted, '^%d+$') or proposal + 0 <= accepted + 0 then
-    return nil
-  end
-  local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-  if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end
-  return proposal + 0, accepted
-end
-
 local answers, left, clock = {nil}, nil, nil
 if verb == 'acquire' then
   local is_plain = not (node or grant_before or purpose == 'repair' or all == '1')
@@ -207,8 +195,16 @@ if verb == 'acquire' then
       and not (seen and seen[lock]) then
       local fence, proposal = KEYS[2 * n + i], ARGV[1 + 2 * n + i]
       if proposal ~= '' then
+        -- Quorum: granted if it is larger than all that this node has accepted. If the grant fails,
+        -- the node forgets it: the same proposal must not be too small then.
         clock = clock or redis.pcall('TIME')
-        token, accepted = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+        local known = redis.pcall('GET', fence) or '0'
+        if not clock.err and type(known) == 'string' and string.find(known, '^%d+$')
+          and up_to((clock[1] + 86400) * 1000000, proposal) and proposal + 0 > known + 0 then
+          local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
+          local set = redis.pcall('SET', fence, last, 'PX', token_ttl_ms)
+          if not set.err then token, accepted = proposal + 0, known end
+        end
       else
         token = 0
         if minimum then token = next_tokens(fence, minimum, count, token_ttl_ms) end
@@ -506,6 +502,12 @@ local function acquire(lock, queue, fence, attempt, queued_at, proposal, call)
   return token, true
 end
 
+-- The answer with which the attempt has ended, if that is marked; nil if not.
+local function recall(queue, attempt, call)
+  local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
+  return mark and mark > 2^52 + call.time and (mark - 2^52) % 1000000 - 10 or nil
+end
+
 -- Writes down that the attempt has ended, with this answer. The score of the mark: 2^52, the second
 -- until which it counts, in microseconds, and the answer plus 10.
 local function record_end(queue, attempt, answer, call)
@@ -514,12 +516,8 @@ local function record_end(queue, attempt, answer, call)
   redis.call('ZREM', queue, '')
   local mark = string.format('%.0f', 2^52 + call.time - call.time % 1000000 + 60000010 + answer)
   redis.call('ZADD', queue, mark, 'ended ' .. attempt)
-  local kept = redis.pcall('PEXPIRE', queue, '60000')
-  if type(kept) == 'table' then
-    redis.call('ZREM', queue, 'ended ' .. attempt)
-    error(kept)
-  end
-  call.has_mark = true
+  call.has_mark = true -- removed if this or what follows is refused
+  redis.call('PEXPIRE', queue, '60000')
 end
 
 -- The counter goes back to the last token that was used, or if none was, by all that were reserved,
@@ -540,8 +538,8 @@ local function release(lock, queue, fence, attempt, last_token, remembers, revok
   if not is_attempt(attempt) then return -5 end
   if last_token ~= '' and last_token ~= '0' and not up_to(2^53 - 1, last_token) then return -5 end
   if remembers then -- a second delivery gets the first answer, and changes nothing
-    local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
-    if mark and mark > 2^52 + call.time then return (mark - 2^52) % 1000000 - 10 end
+    local recalled = recall(queue, attempt, call)
+    if recalled then return recalled end
   end
   local holder = unless_wrong_type(redis.pcall('GET', lock))
   local answer, is_over, spare = 0, false, 0
@@ -606,8 +604,7 @@ local function adopt(lock, queue, attempt, call)
   local successor = call.successor
   if not is_attempt(attempt) or not is_attempt(successor) or successor == attempt then return -5 end
   if call.node and call.admission[1] ~= call.run then return -9 end
-  local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. successor))
-  if mark and mark > 2^52 + call.time then return -1 end
+  if recall(queue, successor, call) then return -1 end
   local holder = unless_wrong_type(redis.pcall('GET', lock))
   if holder ~= attempt then return renew(lock, successor, call) end
   local pttl = redis.call('PTTL', lock)
@@ -711,15 +708,14 @@ for order = 1, is_blocked and 0 or #left do
   elseif verb == 'release' then
     ok, answer = pcall(release, lock, queue, fence, attempt, ARGV[1 + n + i], remembers,
       revoke_from, call)
-    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif successor then
     ok, answer = pcall(adopt, lock, queue, attempt, call)
-    if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   elseif verb == 'renew' then
     ok, answer = pcall(renew, lock, attempt, call)
   else
     ok, answer = pcall(inspect, lock, queue, fence, call)
   end
+  if not ok and call.has_mark then redis.pcall('ZREM', queue, 'ended ' .. attempt) end
   if seen then is_new[i], accepted[i] = is_granted, is_granted and call.accepted end
   answers[i] = to_answer(ok, answer)
   if call.accepted and type(answers[i]) ~= 'number' then -- nothing was granted

@@ -225,7 +225,7 @@ if further then
     or channel and channel ~= '' and not is_channel(channel)
     or grant_before and not string.find(grant_before, '^%d+$')
     or token_ttl_ms and not up_to(9999999999, token_ttl_ms)
-    or not string.find((remember or '') .. ' ' .. (all or ''), '^1? 1?$')
+    or (remember or all) and not string.find((remember or '') .. ' ' .. (all or ''), '^1? 1?$')
     or purpose and purpose ~= '' and purpose ~= 'nested' and purpose ~= 'repair'
     or force and force ~= 'read' and force ~= 'write'
     or only_from and (#only_from > 256 or string.find(only_from, '^:'))
@@ -263,19 +263,6 @@ local function next_tokens(fence, least, count, token_ttl_ms)
     redis.pcall('PEXPIRE', fence, token_ttl_ms)
   end
   return nil, refusal
-end
-
--- Quorum: the proposed tokens, if they are larger than all that this node has accepted, and the
--- largest of those: if the grant fails, the node must not refuse the same proposal.
-local function accept_larger(fence, proposal, clock, count, token_ttl_ms)
-  local accepted = redis.pcall('GET', fence) or '0'
-  if clock.err or not up_to((clock[1] + 86400) * 1000000, proposal) or type(accepted) == 'table'
-    or not string.find(accepted, '^%d+$') or proposal + 0 <= accepted + 0 then
-    return nil
-  end
-  local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
-  if redis.pcall('SET', fence, last, 'PX', token_ttl_ms).err then return nil end
-  return proposal + 0, accepted
 end
 
 local answers = {nil}
@@ -316,8 +303,16 @@ if is_acquire then
     if keys > 0 then
       token = nil
     elseif proposal ~= '' then
+      -- Quorum: granted if it is larger than all that this node has accepted. If the grant fails,
+      -- the node forgets it: the same proposal must not be too small then.
       clock = clock or try('TIME')
-      token, accepted = accept_larger(fence, proposal, clock, count, token_ttl_ms)
+      local known = try('GET', fence) or '0'
+      if not clock.err and type(known) == 'string' and string.find(known, '^%d+$')
+        and up_to((clock[1] + 86400) * 1000000, proposal) and proposal + 0 > known + 0 then
+        local last = count == 1 and proposal or string.format('%.0f', proposal + count - 1)
+        local set = try('SET', fence, last, 'PX', token_ttl_ms)
+        if not set.err then token, accepted = proposal + 0, known end
+      end
     elseif not minimum then
       token = 0
     else -- a reader has the token of the last writer, if it is large enough
@@ -1418,10 +1413,9 @@ end
 
 -- ------------------------------------------------------------------------------ release, downgrade
 
--- A second delivery gets the first answer, and changes nothing.
-local function recall(lock, call)
-  local mark = call.remembers and redis.call('ZSCORE', lock.queue, 'ended ' .. lock.attempt)
-  mark = mark and tonumber(mark)
+-- The answer with which the attempt has ended, if that is marked; nil if not.
+local function recall(queue, attempt, call)
+  local mark = tonumber(redis.call('ZSCORE', queue, 'ended ' .. attempt))
   return mark and mark > 2^52 + call.time and (mark - 2^52) % 1000000 - 10 or nil
 end
 
@@ -1434,12 +1428,8 @@ local function record_end(lock, answer, call)
   redis.call('ZREM', lock.queue, '')
   local mark = string.format('%.0f', 2^52 + call.time - call.time % 1000000 + 60000010 + answer)
   redis.call('ZADD', lock.queue, mark, 'ended ' .. lock.attempt)
-  local kept = redis.pcall('PEXPIRE', lock.queue, '60000')
-  if type(kept) == 'table' then
-    redis.call('ZREM', lock.queue, 'ended ' .. lock.attempt)
-    error(kept)
-  end
-  lock.has_mark = true
+  lock.has_mark = true -- removed if this or what follows is refused
+  redis.call('PEXPIRE', lock.queue, '60000')
 end
 
 -- Leaves the queue on both sides.
@@ -1475,7 +1465,8 @@ local function give_back(fence, last_token, call)
 end
 
 local function release(lock, call)
-  local recalled = recall(lock, call)
+  -- A second delivery gets the first answer, and changes nothing.
+  local recalled = call.remembers and recall(lock.queue, lock.attempt, call)
   if recalled then return recalled end
   if read_state(lock, call) then
     record_end(lock, -2, call)
@@ -1529,8 +1520,7 @@ local function adopt(lock, call)
   if #successor > 128 or string.find(successor, ' ', 1, true) or successor == lock.attempt then
     return -5
   end
-  local mark = tonumber(redis.call('ZSCORE', lock.queue, 'ended ' .. successor))
-  if mark and mark > 2^52 + call.time then return -1 end
+  if recall(lock.queue, successor, call) then return -1 end
   if read_state(lock, call) then return -2 end
   local side, sole = string.match(lock.mode or '', '^(sole [^ ]+ )(.+)$')
   if sole == lock.owner .. ' ' .. lock.attempt then
@@ -1558,7 +1548,7 @@ end
 -- With force: revokes the holds of all readers, of the writer, or of one owner on one side. The
 -- holders learn of it from their next renewals or releases.
 local function revoke(lock, call)
-  local recalled = recall(lock, call)
+  local recalled = recall(lock.queue, lock.attempt, call)
   if recalled then return recalled end
   local refusal, answer, is_meant = read_state(lock, call), 0, false
   if refusal then

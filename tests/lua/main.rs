@@ -170,7 +170,7 @@ fn functions_of_several_scripts_are_the_same() {
         ("up_to", 3),
         ("is_channel", 3),
         ("next_tokens", 3),
-        ("accept_larger", 3),
+        ("recall", 3),
         ("to_answer", 3),
         ("unless_wrong_type", 3),
         ("is_alive", 3),
