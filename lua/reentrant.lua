@@ -434,7 +434,7 @@ local function grant_next(lock, queue, fence, fields, attempt, call)
   -- Those of a dead waiter stay reserved if none follows it: it may have the lock for its claim.
   local others, token, reserved = 0, nil, 0
   for _ = 1, 128 do
-    call.work = call.work + 5
+    call.work = call.work + 8
     local at = others == 0 and '0' or others
     local first = unless_emptied(redis.pcall('ZRANGE', queue, at, at, 'WITHSCORES')) or {}
     local entry, place = first[1], tonumber(first[2])
@@ -757,8 +757,7 @@ local function release(lock, queue, fence, attempt, owner, last_token, remembers
   end
   local ok, state
   if call.keep_ms then
-    local kept = 'kept-' .. attempt
-    state = set_holder(lock, fields, kept, kept, token, call.keep_ms)
+    state = set_holder(lock, fields, 'kept-' .. attempt, 'kept-' .. attempt, token, call.keep_ms)
     ok = not state
   else
     for _ = 1, 2 do

@@ -86,7 +86,8 @@
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
---   run           with the key node, of node.lua: the run id of this server, which must be admitted
+--   run           with the key node, of node.lua: the run id of this server, admitted before;
+--                 a downgrade takes the key without this word
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
 --                 lock, for the newest 19,000 attempts). If it may be queued, with claim_ms
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
@@ -198,7 +199,7 @@ elseif verb == 'wait' then
   claim_ms, channel, max_depth = unpack(ARGV, 2 + 2 * attempts)
   if claim_ms == '' then return -5 end
 elseif verb == 'inspect' then
-  only_from = ARGV[2] ~= '' and ARGV[2] or nil
+  only_from, further = ARGV[2], ARGV[2]
 else
   return -5
 end
@@ -268,10 +269,10 @@ end
 local answers = {nil}
 local try = redis.pcall
 if is_acquire then
-  local is_common = not node and not grant_before and all ~= '1'
-  local found = not is_common and 2 or n == 1 and redis.call('EXISTS', KEYS[1], KEYS[2])
+  local is_plain = not node and not grant_before and all ~= '1'
+  local found = not is_plain and 2 or n == 1 and redis.call('EXISTS', KEYS[1], KEYS[2])
     or redis.call('EXISTS', unpack(KEYS, 1, 2 * n))
-  local seen, are_long = n > 1 and is_common and {}, false
+  local seen, are_long = n > 1 and is_plain and {}, false
   for i = 1, n do
     local attempt, owner, proposal = ARGV[1 + i], ARGV[1 + n + i], ARGV[1 + 3 * n + i]
     local lock, fence, keys = KEYS[i], KEYS[2 * n + i], found
@@ -587,7 +588,15 @@ local function serve(operation, locks, call)
 end
 
 -- The words of one lock are checked here for all that the common cases do not answer. For wait,
--- each of its attempts has a table.
+-- each of its attempts has a table. What functions add to it:
+--   read_state        mode, write, readers, read, token, wait_until, upgrade, writer_left, pttl
+--   wait_for_writer   entry, scores: the attempt's, in the queue
+--   admit_waiters     no_token: why a waiter that may enter has none; is_unfinished: there are too
+--                     many waiters to check, so that nothing may overtake them
+--   a grant           is_new: the key was created for it; is_alone: by the only hold; accepted: the
+--                     token that the node had accepted before
+--   record_end        has_mark
+--   the trial (all)   was_held, was_inside: before the first change
 local locks, again, seen, a_day_ahead = {}, {}, {}, time + 86400000000
 local is_late = grant_before and time >= tonumber(grant_before)
 for _, i in ipairs(left) do

@@ -106,7 +106,7 @@ impl<'a> SharedPoll<'a> {
             Err(at) => return Some(at),
         };
         let nodes = self.nodes;
-        let call = Attempt::wait_many(self.entry, &waiting)?;
+        let call = Attempt::wait_all(self.entry, &waiting)?;
         // The call grants nothing, so nothing depends on whether it was answered.
         let votes = nodes.ask(&call, nodes.all_nodes(), &Arc::default(), WaitFor::All).await;
         let reply = votes.received.into_iter().next().and_then(|(_, outcome)| outcome.ok());

@@ -119,7 +119,7 @@ impl Attempt {
     }
 
     /// One poll for attempts of one client that are queued for the same lock with the same terms.
-    pub(super) fn wait_many(entry: &QueueEntry, waiting: &[Arc<Attempt>]) -> Option<Arc<Call>> {
+    pub(super) fn wait_all(entry: &QueueEntry, waiting: &[Arc<Attempt>]) -> Option<Arc<Call>> {
         let first = waiting.first()?;
         let call = Call::new(first.kind.script, first.kind.verbs.wait?, &first.name).alone();
         let call = queued_as(call, Some(entry)).shared(u64::from(first.options.max_depth));

@@ -8,7 +8,7 @@ use super::{client, notified_only, queued};
 use crate::support::{Oracle, Server, Stopwatch, eventually, patient, soon};
 
 /// Sends one request of a writer that never polls again: its words, and the shared words.
-async fn write_acquire(server: &Server, own: [&str; 2], shared: [&str; 4]) -> Vec<u64> {
+async fn wait_to_write(server: &Server, own: [&str; 2], shared: [&str; 4]) -> Vec<u64> {
     let script = include_str!("../../../lua/rwlock.lua");
     let keys = ["lock:rw", "{lock:rw}:waiters", "{lock:rw}:fence"];
     let mut words = vec!["EVAL", script, "3"];
@@ -54,7 +54,7 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let server = Server::start().await;
     let lock = client(&server, patient()).await;
     let reading = lock.read().await.unwrap();
-    let busy = write_acquire(
+    let busy = wait_to_write(
         &server,
         ["aa", ""],
         ["30000", "1", "600", "lock:wake:00000000000000000000000000000000"],
@@ -121,7 +121,7 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     short.with_owner(&dead).read().await.unwrap().leak();
     let mine = lock.with_owner(&owner).read().await.unwrap();
     // The upgrader died after it was queued: its channel has no subscriber.
-    let busy = write_acquire(
+    let busy = wait_to_write(
         &server,
         ["aa", &dead.to_string()],
         ["700", "1", "400", "lock:wake:00000000000000000000000000000000"],
