@@ -122,8 +122,7 @@ async fn quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile() {
     quorum.kill(0b100);
     quorum.restart(0b100).await;
     let rejoining = tokio::spawn(rejoin(quorum.client(guarded().ttl(ttl)).await));
-    eventually("rejoin has started", || is_rejoining(&quorum, 0b100))
-    .await;
+    eventually("rejoin has started", || is_rejoining(&quorum, 0b100)).await;
     let guard = Kind::Mutex.lock(&other, "longer").lock().await.unwrap();
     assert!(!rejoining.is_finished());
     let rejoined = soon("rejoin returns", rejoining).await.unwrap();
@@ -189,8 +188,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     let client = quorum.client(guarded()).await;
     for lost in [0b001, 0b010, 0b100] {
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b111))
-        .await;
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b111)).await;
         quorum.kill(lost);
         let outcome = soon("rejoin returns", rejoining).await.unwrap();
         assert!(matches!(outcome, Err(Error::NoQuorum { .. })), "{outcome:?}");
@@ -201,8 +199,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     for left in [0b010, 0b110] {
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
         let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b111))
-        .await;
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b111)).await;
         // Another client takes over in the middle.
         quorum.run::<u32>(left, &["HSET", NODE, "ticket", "another"]).await;
         let outcome = soon("rejoin returns", rejoining).await.unwrap();
@@ -233,8 +230,7 @@ async fn loses_data_meanwhile(keeps: bool) {
             let client = client.clone();
             tokio::spawn(async move { client.rejoin().await })
         };
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b010))
-        .await;
+        eventually("rejoin has started", || is_rejoining(&quorum, 0b010)).await;
         if flushes {
             quorum.run::<String>(0b010, &["FLUSHALL"]).await;
         } else {
