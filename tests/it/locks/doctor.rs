@@ -75,6 +75,20 @@ async fn doctor_warns_of_replicas_without_confirmation() {
     assert_eq!(verdicts(&findings, Check::Scripts), ["danger"]);
 }
 
+/// Locks that wait for replicas need one right more, which the doctor tries if they do.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_names_the_right_to_wait_for_replicas() {
+    let server = Server::start().await;
+    server.run::<()>(&["ACL", "SETUSER", "locks", "on", ">secret", "~*", "&*", "+@all", "-wait"]).await;
+    let url = server.url().replace("redis://", "redis://locks:secret@");
+    let locks = Locks::open(&url).await.unwrap();
+    assert_eq!(verdicts(&locks.doctor().await, Check::Scripts), ["fine"]);
+    let confirmed = locks.with_options(Options::new().replicas(1, Duration::from_millis(100))).unwrap();
+    let findings = confirmed.doctor().await;
+    let scripts = findings.iter().find(|finding| finding.check == Check::Scripts).unwrap().to_string();
+    assert!(scripts.contains("wait") && scripts.contains("page rights"), "{scripts}");
+}
+
 /// A health check that runs every few seconds must not fill the server's memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_leaves_no_key_for_longer_than_a_second() {
