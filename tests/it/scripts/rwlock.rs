@@ -1,5 +1,4 @@
-//! The queue of a read-write lock: its order, the time for which a writer keeps new readers out,
-//! and the number of readers admitted at a time.
+//! The queue of a read-write lock: the number of readers admitted at a time.
 
 use super::client::{Acquire, Answer, Client, KEYS, Request};
 use super::subscriber::Subscriber;
@@ -9,63 +8,6 @@ use Answer::{Busy, Final};
 /// Both sides, for one server or for a node of a quorum.
 fn sides(is_for_quorum: bool) -> [Acquire; 2] {
     ["read", "write"].map(|kind| Acquire { kind, is_for_quorum })
-}
-
-async fn field(client: &Client, name: &str) -> Option<String> {
-    client.run(&["HGET", KEYS[0], name]).await
-}
-
-async fn assert_first(client: &Client, attempt: &str) {
-    let first: Vec<(String, f64)> =
-        client.run(&["ZRANGEBYSCORE", KEYS[1], "0", "+inf", "WITHSCORES", "LIMIT", "0", "1"]).await;
-    assert!(first[0].0.starts_with(&format!("{attempt} write ")), "{first:?}");
-}
-
-/// A reader that waits for its upgrade is the first writer in the queue, also if it queued to write
-/// before it read.
-#[tokio::test]
-async fn upgrade_is_first_in_the_queue() {
-    let server = Server::start().await;
-    let client = Client::of(&server).await;
-    for (is_for_quorum, was_queued) in [(false, false), (false, true), (true, false), (true, true)] {
-        let [read, write] = sides(is_for_quorum);
-        let upgrade = write.fenced("o", "u", 50).with("claim_ms", "60000");
-        let other = write.fenced("p", "w", 40).with("claim_ms", "60000");
-        assert!(matches!(read.fenced("r", "beside", 10).send(&client).await, Final(1..)));
-        if was_queued {
-            assert_eq!(other.send(&client).await, Busy);
-            assert_eq!(upgrade.send(&client).await, Busy);
-            assert_first(&client, "w").await;
-            // Admits readers again, as if no writer had polled for a claim.
-            let _: u64 = client.run(&["HDEL", KEYS[0], "writer_wait_until"]).await;
-        }
-        assert!(matches!(read.fenced("o", "reading", 20).send(&client).await, Final(1..)));
-        assert_eq!(other.send(&client).await, Busy);
-        assert_first(&client, "w").await;
-        assert_eq!(upgrade.send(&client).await, Busy);
-        assert_first(&client, "u").await;
-        assert_eq!(read.release("r", "beside").send(&client).await, Final(1));
-        let writes = field(&client, "write").await.expect("the release grants it");
-        assert!(writes.ends_with(" o u"), "quorum: {is_for_quorum}, queued: {was_queued}: {writes}");
-        client.flush().await;
-    }
-}
-
-/// New readers wait for the claim of the writer that ends last, not for that of the last request.
-#[tokio::test]
-async fn second_writer_does_not_admit_new_readers_earlier() {
-    let server = Server::start().await;
-    let client = Client::of(&server).await;
-    for is_for_quorum in [false, true] {
-        let [read, write] = sides(is_for_quorum);
-        assert!(matches!(read.fenced("r", "reading", 10).send(&client).await, Final(1..)));
-        assert_eq!(write.fenced("o", "a", 20).with("claim_ms", "60000").send(&client).await, Busy);
-        let until = field(&client, "writer_wait_until").await;
-        assert!(until.is_some());
-        assert_eq!(write.fenced("p", "b", 30).with("claim_ms", "100").send(&client).await, Busy);
-        assert_eq!(field(&client, "writer_wait_until").await, until, "quorum: {is_for_quorum}");
-        client.flush().await;
-    }
 }
 
 /// More than two batches of readers.

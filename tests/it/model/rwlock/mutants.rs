@@ -25,12 +25,12 @@ pub const ALL: &[Mutant] = &[
     ),
     mutant(
         "a second delivery counts again",
-        "if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end\n    elseif",
+        "if not is_held then attempts = attempts .. ' ' .. lock.attempt end\n    elseif",
         "attempts = attempts .. ' ' .. lock.attempt\n    elseif",
     ),
     mutant(
         "a second delivery to a writer counts again",
-        "if not lock.is_held then attempts = attempts .. ' ' .. lock.attempt end\n    local ends",
+        "if not is_held then attempts = attempts .. ' ' .. lock.attempt end\n    local ends",
         "attempts = attempts .. ' ' .. lock.attempt\n    local ends",
     ),
     mutant(
