@@ -5,6 +5,7 @@ use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -22,6 +23,8 @@ use crate::guarded::Guarded;
 pub(super) struct Cohort {
     /// When the next client has its turn.
     until: Moment,
+    /// A task that comes late must find the hold valid for at least so long.
+    least: Duration,
     state: Guarded<CohortState>,
     /// It has been passed on.
     has_passed: AtomicBool,
@@ -66,13 +69,14 @@ impl Cohort {
     /// the front at once, and only its length is observed.
     pub(super) fn begin(
         client: &Client,
-        until: Moment,
+        (until, least): (Moment, Duration),
         is_unanimous: bool,
         front: LocalFront,
         may_pass: bool,
     ) -> Arc<Cohort> {
         let cohort = Arc::new(Cohort {
             until,
+            least,
             state: Guarded::new(CohortState::Over),
             has_passed: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
@@ -153,7 +157,7 @@ impl Cohort {
             // and `end` had nothing to release.
             CohortState::Passed(hold)
                 if !request.is_for(&hold.guard.attempt)
-                    || hold.until <= Moment::now()
+                    || hold.until.since(Moment::now()) < self.least
                     || self.is_ended.load(Ordering::Relaxed) =>
             {
                 drop(state);

@@ -36,6 +36,10 @@ pub(super) struct GrantedLease {
     pub(super) is_unanimous: bool,
 }
 
+/// Less than this part of what the server granted is not passed on: the next task would hardly have
+/// time for its work, nor the keeper for a renewal.
+const LEAST_PART: u32 = 3;
+
 /// A lease and the duty to release it. Dropped, it is released in the background.
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
@@ -75,10 +79,13 @@ impl OwnedLease {
         }
         // From its receipt: a late message must not use the turn up. Its lease, which may be as
         // short as a claim, is not due for renewal in that time.
-        let now = Moment::now();
-        let until = now + turn.min(self.lease.until().since(now) / 4);
-        let may_pass = self.guard.attempt.reserved().is_some() && !request.client.nodes.is_failing();
-        let cohort = Cohort::begin(&request.client, until, is_unanimous, front, may_pass);
+        let (now, deadline) = (Moment::now(), self.lease.until());
+        let until = now + turn.min(deadline.since(now) / 4);
+        let least = deadline.since(self.lease.counts_from()) / LEAST_PART;
+        let may_pass = self.guard.attempt.reserved().is_some()
+            && !request.client.nodes.is_failing()
+            && deadline.since(now) >= least;
+        let cohort = Cohort::begin(&request.client, (until, least), is_unanimous, front, may_pass);
         // In this order: a revocation after the question finds the turn.
         if request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from()) {
             cohort.end();

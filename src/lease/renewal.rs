@@ -270,10 +270,11 @@ impl SentRenewal {
 
     pub(super) fn new(lease: &Lease, ttl: Option<Duration>, sent: Moment) -> SentRenewal {
         let (kind, ttl) = (lease.kind().name, ttl.unwrap_or(lease.options().ttl));
-        // Its deadline counts from when the latest renewal was sent, and it is due a third of the
-        // TTL after that.
-        let unused = lease.attempt().trusted_span(ttl).saturating_sub(ttl / RENEWALS_PER_TTL);
-        let lag = unused.saturating_sub(lease.until().since(sent));
+        // It is due once a third has passed of what the latest renewal gave it, or the grant: a
+        // claim, or what a task of this client left of its own.
+        let granted = lease.until().since(lease.counts_from());
+        let span = granted.min(lease.attempt().trusted_span(ttl));
+        let lag = (span - span / RENEWALS_PER_TTL).saturating_sub(lease.until().since(sent));
         SentRenewal { kind, span: RenewSpan::new(lease.name(), kind), lag }
     }
 

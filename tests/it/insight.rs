@@ -7,7 +7,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::{Event, Events, LossReason, Options, Owner};
 
 use crate::support::events::{TRACED, listen, logged_with};
-use crate::support::{Server, eventually, soon, ttl};
+use crate::support::{Server, Stopwatch, eventually, soon, ttl};
 
 /// The next event that is not a renewal.
 async fn next(events: &mut Events) -> Event {
@@ -128,6 +128,29 @@ fn sample(handle: &PrometheusHandle, name: &str) -> f64 {
     let text = handle.render();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     value.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+}
+
+/// A lock that a release grants is held for a claim, far less than its TTL, and renewed after a
+/// third of it: this is not late. No renewal is later than its grant is old.
+#[tokio::test]
+async fn first_renewal_after_a_notification_is_not_late() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let server = Server::start().await;
+    let (locks, other) = (server.locks_with(Options::new()).await, server.locks_with(Options::new()).await);
+    let guard = locks.mutex("claimed").unwrap().lock().await.unwrap();
+    let waiting = tokio::spawn(async move { other.mutex("claimed").unwrap().lock().await.unwrap() });
+    eventually("it queues", async || server.waiters("{lock:claimed}:waiters").await == 1).await;
+    let granted = Stopwatch::start();
+    guard.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    let lag = "redlatch_lease_renewal_lag";
+    eventually("it is renewed", async || handle.render().contains(&format!("{lag}_count"))).await;
+    let lag = sample(&handle, &format!("{lag}_sum{{kind=\"mutex\"}}"));
+    let age = granted.elapsed().as_secs_f64();
+    assert!(lag <= age, "late by {lag} s, {age} s after the grant");
+    guard.release().await.unwrap();
 }
 
 /// On one thread, so that the recorder of this thread gets everything.

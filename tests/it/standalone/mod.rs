@@ -3,6 +3,7 @@
 
 mod combined_requests;
 mod dropped_guards;
+mod late_receivers;
 mod processes;
 pub mod reconnections;
 mod request_queue;
