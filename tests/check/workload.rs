@@ -86,10 +86,16 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     if random.below(worker.sets) == 0 {
         return use_set(worker, random).await;
     }
-    // A third of the requests are for one name, so that tasks of a worker pass it on.
-    let among = if random.below(3) == 0 { 1 } else { ALONE as u64 };
-    let (name, kind) = LOCKS[usize::try_from(random.below(among)).unwrap()];
-    let kind = if kind == Kind::Write && random.below(3) > 0 { Kind::Read } else { kind };
+    // A third of the requests are for one mutex, and a sixth are writes of one lock that are hardly
+    // ever downgraded: tasks of a worker pass these on.
+    let is_passed_on = random.below(2) == 0;
+    let (name, kind) = match random.below(3) {
+        0..2 if is_passed_on => LOCKS[0],
+        _ if is_passed_on => LOCKS[6],
+        _ => LOCKS[usize::try_from(random.below(ALONE as u64)).unwrap()],
+    };
+    let reads = kind == Kind::Write && !is_passed_on && random.below(3) > 0;
+    let kind = if reads { Kind::Read } else { kind };
     // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
     // end would not show otherwise.
     let overstays = random.below(worker.linger) == 0;
@@ -116,7 +122,7 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
         is_valid = hold.check_lease();
     }
     if is_valid && let AnyGuard::Write(writing) = guard {
-        if random.below(4) > 0 {
+        if random.below(if is_passed_on { 40 } else { 4 }) > 0 {
             guard = AnyGuard::Write(writing);
         } else {
             let Some(reading) = hold.downgrade(writing).await else { return };

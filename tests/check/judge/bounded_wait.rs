@@ -8,7 +8,7 @@ use crate::clock::STEP;
 use crate::history::{End, Event, EventKind, Mode, Time, Verb};
 use crate::plan::{Fault, LOCAL_TURN, NODE_TIMEOUT, Plan, TTL};
 use crate::run::Record;
-use crate::support::{Kind, Topology};
+use crate::support::Topology;
 use crate::workload::LOCKS;
 
 /// How much longer than one turn of each client a client may wait, for two actions that are due:
@@ -33,14 +33,14 @@ struct Wait<'a> {
     allowed: Duration,
 }
 
-/// Only locks with one holder at a time: the sides of a read-write lock take turns as well. And no
+/// Of a read-write lock, only the time of writers counts: the readers between them are few. And no
 /// quorum, as in the rule "turn".
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     if case.plan.topology.nodes() > 1 {
         return;
     }
-    for (lock, _) in LOCKS.iter().filter(|(_, kind)| matches!(kind, Kind::Mutex | Kind::Reentrant)) {
-        let holds = case.holds.iter().filter(|hold| hold.lock == *lock && hold.inside.is_none());
+    for (lock, _) in LOCKS {
+        let holds = case.holds.iter().filter(|hold| hold.lock == lock && hold.is_outer_exclusive());
         let holds: Vec<&Hold> = holds.collect();
         let waiters = holds.iter().filter(|hold| hold.may_queue());
         let waits = waiters.flat_map(|waiter| waits(case, waiter, &holds));

@@ -87,6 +87,11 @@ impl Hold {
         matches!(self.verb, Verb::Lock | Verb::Timeout)
     }
 
+    /// A reader that becomes a writer overtakes those that wait.
+    pub fn is_outer_exclusive(&self) -> bool {
+        self.mode == Mode::Exclusive && self.inside.is_none()
+    }
+
     /// Whether the worker chose the owner. Otherwise the server stores an owner that the history
     /// does not have.
     pub fn has_owner(&self) -> bool {

@@ -7,16 +7,17 @@ use crate::plan::{LOCAL_TURN, TTL};
 use crate::support::Kind;
 use crate::workload::LOCKS;
 
-/// Only mutexes: owners are never passed on, and the sides of a read-write lock take turns as well.
-/// Each node of a quorum has a queue of its own, and one that was asked late may decide.
+/// Mutexes, and the writers of a read-write lock among themselves: owners are never passed on. Each
+/// node of a quorum has a queue of its own, and one that was asked late may decide.
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     if case.plan.topology.nodes() > 1 {
         return;
     }
     for (lock, holds) in case.by_lock() {
-        if !LOCKS.contains(&(lock, Kind::Mutex)) {
+        if LOCKS.contains(&(lock, Kind::Reentrant)) {
             continue;
         }
+        let holds: Vec<&Hold> = holds.into_iter().filter(|hold| hold.is_outer_exclusive()).collect();
         let mut turn_began = None; // with this hold of the client
         for pair in holds.windows(2) {
             let [hold, next] = pair else { continue };
@@ -59,7 +60,7 @@ fn waiter<'a>(case: &'a Case<'_>, lock: &str, first: &Hold, next: &Hold) -> Opti
     if hits(first) || is_stepped || case.were_silent(from - 2 * PROMPT, to) {
         return None;
     }
-    let holds = || case.holds.iter().filter(|hold| hold.lock == lock);
+    let holds = || case.holds.iter().filter(|hold| hold.lock == lock && hold.is_outer_exclusive());
     // Another task of that client may have had its place, and left the queue or got the lock.
     let changed_place = |worker| {
         let mut ended = holds().filter(|hold| hold.worker() == worker).filter_map(Hold::asked_until);

@@ -21,6 +21,17 @@ const NO_TIME: Edit = Edit {
 };
 
 pub const TURN_RUNS: &[Mutant] = &[
+    Mutant {
+        name: "turn-of-a-writer-lasts-long",
+        edits: &[Edit {
+            file: "src/lease/owned_lease.rs",
+            from: "let until = now + turn.min(deadline.since(now) / 4);",
+            to: "let is_write = self.guard.attempt.kind.name == \"write\";
+        let until = now + if is_write { turn * 40 } else { turn.min(deadline.since(now) / 4) };",
+        }],
+        setting: COMPETING,
+        rules: &["turn"],
+    },
     Mutant { name: "turn-without-an-end", edits: &[NO_TIMER, NO_TIME], setting: LINGERING, rules: &["turn"] },
     // The same, and there is no end of the tokens that a turn has.
     Mutant {
