@@ -5,6 +5,7 @@ mod combined_requests;
 mod dropped_guards;
 mod late_receivers;
 mod processes;
+mod random_turns;
 pub mod reconnections;
 mod request_queue;
 mod reserved_tokens;
