@@ -206,7 +206,7 @@ impl JointHold {
         let end = self.lease.end_as(how);
         self.lease.announce();
         if end == LeaseEnd::Released {
-            self.lease.note_passed();
+            self.lease.note_passed(true);
         }
         self.lease.measure_end(end);
         end

@@ -285,8 +285,8 @@ impl Lease {
     }
 
     /// Another task of this client has the hold.
-    pub(super) fn note_passed(&self) {
-        self.0.is_passed.store(true, Ordering::Relaxed);
+    pub(super) fn note_passed(&self, is_passed: bool) {
+        self.0.is_passed.store(is_passed, Ordering::Relaxed);
     }
 
     pub(crate) fn is_passed(&self) -> bool {

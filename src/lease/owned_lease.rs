@@ -144,12 +144,11 @@ impl OwnedLease {
             return false;
         }
         attempt.note_idle(true);
+        self.lease.note_passed(true); // before the next task has a lease of this attempt
         match cohort.pass(PassedHold { guard: self.guard.hand_over(), until, call }, front) {
-            None => {
-                self.lease.note_passed();
-                true
-            }
+            None => true,
             Some(PassedHold { guard, call, .. }) => {
+                self.lease.note_passed(false);
                 guard.attempt.note_idle(false);
                 self.guard = guard;
                 self.call = Some(call);
