@@ -49,7 +49,7 @@
 --   renew      attempt owner                      ttl_ms [successor run]
 --   release    attempt owner last_token           [min_token remember claim_ms channel max_depth
 --                                                 token_ttl_ms tokens force only_from keep_ms]
---   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms]
+--   downgrade  attempt owner                      ttl_ms [min_token token_ttl_ms tokens last_token]
 --   inspect                                       [owner]
 --   wait       attempt owner, of 1 to 1024        claim_ms channel max_depth
 --              waiters of one lock
@@ -82,7 +82,7 @@
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
 --   max_readers   1 to 100000: how many may read, or wait; default: 10000
 --   tokens        1 to 1000: how many tokens to reserve, with min_token or proposal; default: 1; a
---                 nested hold reserves none. In a release: as in write
+--                 nested hold reserves none. In a release or downgrade: as in write
 --   all           1: all locks or none; not with claim_ms. Default: each for itself
 --   purpose       quorum: "nested" (also inside a hold with another token) or "repair" (a lease
 --                 that other nodes hold); default: a new lease
@@ -169,7 +169,7 @@ if n < 1 or n > 128 or #KEYS % 3 == 2 then return -5 end
 
 local ttl_ms, min_token, claim_ms, channel, max_depth, grant_before, token_ttl_ms, tokens
 local all, purpose, run, remember, force, only_from, keep_ms, max_readers, minimum, clock
-local is_acquire, successor
+local is_acquire, successor, last_token
 local first, further -- the first of the shared words; some that most calls have not
 if verb == 'read' or verb == 'write' then
   is_acquire, first = true, 2 + 4 * n
@@ -191,7 +191,7 @@ elseif verb == 'renew' then
   ttl_ms, successor, run = unpack(ARGV, 2 + 2 * n)
   if successor == '' then successor = nil end
 elseif verb == 'downgrade' then
-  ttl_ms, min_token, token_ttl_ms = unpack(ARGV, 2 + 2 * n)
+  ttl_ms, min_token, token_ttl_ms, tokens, last_token = unpack(ARGV, 2 + 2 * n)
   further = token_ttl_ms
 elseif verb == 'wait' then
   attempts, further = (#ARGV - 4) / 2, true
@@ -605,6 +605,7 @@ for _, i in ipairs(left) do
     attempt, owner = ARGV[1 + i] or '', ARGV[1 + math.max(n, attempts) + i] or ''
   end
   if is_acquire or verb == 'release' then number = ARGV[1 + 2 * n + i] end
+  if verb == 'downgrade' then number = last_token or '' end
   if is_acquire then proposal = ARGV[1 + 3 * n + i] end
   local is_again = is_acquire and seen[KEYS[i]]
   if is_again and all == '1' or #attempt > 128 or string.find(attempt, ' ', 1, true)
@@ -1473,6 +1474,14 @@ local function give_back(fence, last_token, call)
   return type(redis.pcall('DECRBY', fence, spare)) == 'number' and spare or 0
 end
 
+-- What the owner's last hold to write has reserved, and not used.
+local function give_back_spare(lock, writes, call)
+  local is_over = writes.left == 0 and lock.readers == 0
+  if is_over and lock.number and (lock.number ~= '0' or lock.owner == lock.attempt) then
+    give_back(lock.fence, lock.number, call)
+  end
+end
+
 local function release(lock, call)
   -- A second delivery gets the first answer, and changes nothing.
   local recalled = call.remembers and recall(lock.queue, lock.attempt, call)
@@ -1494,10 +1503,7 @@ local function release(lock, call)
   local ending = call.keep_ms and answer == 1 and keep_hold or end_hold
   if writes.is_held then
     ending(lock, 'write', writes, call)
-    local is_over = writes.left == 0 and lock.readers == 0
-    if is_over and lock.number and (lock.number ~= '0' or lock.owner == lock.attempt) then
-      give_back(lock.fence, lock.number, call)
-    end
+    give_back_spare(lock, writes, call)
   end
   if reads.is_held then ending(lock, 'read', reads, call) end
   admit_next(lock, call)
@@ -1513,7 +1519,10 @@ local function downgrade(lock, call)
   if not reads.is_held then attempts = (attempts and attempts .. ' ' or '') .. lock.attempt end
   redis.call('HDEL', lock.key, 'read:') -- see end_write
   reserve(lock, ends, call)
-  if writes.is_held then end_hold(lock, 'write', writes, call) end
+  if writes.is_held then
+    end_hold(lock, 'write', writes, call)
+    give_back_spare(lock, writes, call)
+  end
   local hold = math.max(ends, reads.ends or 0) .. ' ' .. attempts
   redis.call('HSET', lock.key, 'read:' .. lock.owner, hold,
     'readers', lock.readers + (lock.read and 0 or 1))

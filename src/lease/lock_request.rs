@@ -102,7 +102,7 @@ impl LockRequest {
     /// may come while it waits in Redis.
     ///
     /// A counter is rebuilt from the server's clock, so it must not run ahead of it: a hold that
-    /// was converted or revoked keeps what it reserved.
+    /// was leaked or revoked keeps what it reserved, and a request that gives back may be lost.
     pub(super) fn tokens(&self, front: &LocalFront) -> u32 {
         let most = u32::try_from(self.local_turn().as_micros()).unwrap_or(u32::MAX).min(MAX_TOKENS);
         let may_pass = || front.expects_others() && !front.is_slow() && !self.client.nodes.is_failing();

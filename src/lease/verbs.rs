@@ -113,7 +113,7 @@ impl Attempt {
     /// Converts a hold of this attempt into one of this attempt's kind.
     pub(super) fn convert(&self, verb: &'static str) -> Arc<Call> {
         let call = self.call(verb).shared(millis(self.options.ttl)).shared(Word::MinimumToken);
-        let call = call.shared(self.token_ttl());
+        let call = call.shared(self.token_ttl()).shared(self.reserved_tokens()).shared(self.last_used());
         let is_guarded = self.has_restart_guard();
         Arc::new(if is_guarded { call.at_node(&self.name.node()) } else { call })
     }

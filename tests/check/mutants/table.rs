@@ -147,8 +147,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "downgrade-with-a-gap",
         edits: &[Edit {
             file: "lua/rwlock.lua",
-            from: "  if writes.is_held then end_hold(lock, 'write', writes, call) end\n  local hold",
-            to: "  if writes.is_held then\n    end_hold(lock, 'write', writes, call)\n    admit_waiters(lock, call)\n  end\n  local hold",
+            from: "    give_back_spare(lock, writes, call)\n  end\n  local hold",
+            to: "    give_back_spare(lock, writes, call)\n    admit_waiters(lock, call)\n  end\n  local hold",
         }],
         setting: RESENT,
         rules: &["exclusion"],
