@@ -86,14 +86,14 @@ pub async fn use_lock(worker: &Worker, random: &mut Random) {
     if random.below(worker.sets) == 0 {
         return use_set(worker, random).await;
     }
-    // A third of the requests are for one mutex, and a sixth are writes of one lock that are hardly
-    // ever downgraded: tasks of a worker pass these on.
-    let is_passed_on = random.below(2) == 0;
-    let (name, kind) = match random.below(3) {
-        0..2 if is_passed_on => LOCKS[0],
-        _ if is_passed_on => LOCKS[6],
-        _ => LOCKS[usize::try_from(random.below(ALONE as u64)).unwrap()],
+    // A third of the requests are for one mutex; and while few holds last long, a sixth are writes
+    // of one lock that are hardly ever downgraded: tasks of a worker pass these on.
+    let (at, is_passed_on) = match random.below(6) {
+        0..2 => (0, true),
+        2 if worker.linger >= 100 => (6, true),
+        _ => (random.below(ALONE as u64), false),
     };
+    let (name, kind) = LOCKS[usize::try_from(at).unwrap()];
     let reads = kind == Kind::Write && !is_passed_on && random.below(3) > 0;
     let kind = if reads { Kind::Read } else { kind };
     // Some leases are not renewed, and their holders only wait for `lost()`: a late report of the
