@@ -30,7 +30,7 @@
 -- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
 --
 --   attempt       up to 128 bytes, no space; new for every lease, the same in each request of it,
---                 as are claim_ms, channel and tokens
+--                 as are claim_ms, channel and tokens; with all, no claim_ms
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
@@ -76,7 +76,8 @@
 --            0              the attempt held nothing. A second delivery changes nothing
 --   inspect  {1, token, waiters, time}, and if it is held: attempt, 1 (hold), pttl. token is a text
 --            {-2, '0', 0, time}
---   any      -1             refused: the attempt was ended, or comes too late
+--   any      -1             acquire, renew with successor: refused, the attempt was ended, or
+--                           comes too late
 --            -2             refused: the key holds something else; for renew: lost
 --            -3             acquire, force: refused, the key has no TTL
 --            -5             refused: a word is malformed. renew and a plain release may serve a

@@ -38,7 +38,7 @@
 -- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
 --
 --   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it,
---                 as are owner, claim_ms, channel, max_depth and tokens
+--                 as are owner, claim_ms, channel, max_depth and tokens; with all, no claim_ms
 --   owner         1 to 256 bytes, no space, not "mode", not beginning with ":"; with force: unused
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
@@ -88,7 +88,8 @@
 --            0              the attempt held nothing. A second delivery changes nothing
 --   inspect  {1, token, waiters, time}, and if it is held: owner, holds, pttl. token is a text
 --            {-2, '0', 0, time}
---   any      -1             refused: the attempt was ended, or comes too late
+--   any      -1             acquire, renew with successor: refused, the attempt was ended, or
+--                           comes too late
 --            -2             refused: the key holds something else; force: or Redisson has a hold;
 --                           for renew: lost
 --            -3             acquire, force: refused, the key has no TTL

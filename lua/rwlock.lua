@@ -59,7 +59,7 @@
 -- call answers it as an error. The integer -5 instead of a list: the call as a whole is malformed.
 --
 --   attempt       up to 128 bytes, no space; new for every hold, the same in each request of it,
---                 as are owner, claim_ms, channel, max_depth and tokens
+--                 as are owner, claim_ms, channel, max_depth and tokens; with all, no claim_ms
 --   owner         up to 256 bytes, no space, not beginning with ":"; default: the attempt
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
@@ -129,7 +129,8 @@
 --            {-2, '0', 0, time}, {-3, '0', 0, time}
 --   wait     {pttl, time, waiter...}  readers stay out: the others keep their places for claim_ms;
 --                           these, counted from 1, have no place or may enter: send read for them
---   any      -1             refused: the attempt was ended, or comes too late, or was downgraded
+--   any      -1             read, write, renew with successor: refused, the attempt was ended or
+--                           downgraded, or comes too late
 --            -2             refused: the key holds something else; for renew and downgrade: lost
 --            -3             refused: the key has no TTL; for renew, release and downgrade: -2, but
 --                           a hold that is alone is released
