@@ -211,6 +211,8 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
             let options = patient().poll_cap(NEVER);
             let other = setup.lock_behind(&proxy, "gap", options).await;
             let guard = lock.lock().await.unwrap();
+            // It has a connection to the master that it will ask.
+            assert!(other.try_lock().await.unwrap().is_none());
             proxy.set_drops_requests(drops_requests);
             let (before, acquires) = (proxy.connections(), setup.deployment.scripts_run().await);
             let waiting = tokio::spawn(async move { other.lock().await });
