@@ -34,8 +34,8 @@
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
---                 none was: the counter goes back to it. Empty after the answer
---                 0; never 0 for a successor
+--                 none was: the counter goes back to it. Empty after the answer 0; never 0
+--                 for a successor
 --   ttl_ms        1 to 9999999999, counted from now
 --   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
 --                 than this, unless a release grants it; default: no token. In a release, the token
