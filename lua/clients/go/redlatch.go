@@ -37,8 +37,8 @@ var (
 	errLate = fmt.Errorf("%w: it was granted too late", ErrLost)
 	// Do not repeat, but for those that pass. go-redis 9.23 begins that of a new connection so, and
 	// may pass it on: "failed to authenticate: WRONGPASS ...". The name of a lock comes later.
-	final    = regexp.MustCompile(`^(failed to .+: )?(ERR|NOAUTH|NOPERM|WRONG)|closed$`)
-	passes   = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN` +
+	final  = regexp.MustCompile(`^(failed to .+: )?(ERR|NOAUTH|NOPERM|WRONG)|closed$`)
+	passes = regexp.MustCompile(`\b(OOM|NOREPLICAS|MISCONF|READONLY|LOADING|BUSY|MASTERDOWN` +
 		`|CLUSTERDOWN|TRYAGAIN|max number of clients)\b`)
 	tagged   = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
 	reserved = regexp.MustCompile(`(?s)^\{[^}]+\}$|\}.*:(fence|waiters)$|\{\}node$`)

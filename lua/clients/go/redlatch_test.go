@@ -409,20 +409,22 @@ func TestMessageTakesAsLongWithManyAttempts(t *testing.T) {
 	db, c := fresh(t), client(t)
 	woken := make(chan bool, 1)
 	c.waiters.Store("probe", context.CancelFunc(func() { woken <- true }))
-	messages := func() time.Duration {
-		began := time.Now()
+	fastest := func() time.Duration { // of 50: a busy machine stops this process for milliseconds
+		took := time.Hour
 		for range 50 {
+			began := time.Now()
 			db.Publish(ctx, c.channel, "probe 1 1 lock:x")
 			<-woken
+			took = min(took, time.Since(began))
 		}
-		return time.Since(began)
+		return took
 	}
-	few := messages()
+	few := fastest()
 	for range 50_000 {
 		c.ended.Store(rand.Text(), &Lease{})
 	}
-	if many := messages(); many > 10*few {
-		t.Errorf("50 messages take %v, and %v with 50,000 attempts that have ended", few, many)
+	if many := fastest(); many > 10*few {
+		t.Errorf("a message takes %v, and %v with 50,000 attempts that have ended", few, many)
 	}
 }
 
