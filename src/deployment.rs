@@ -1,7 +1,5 @@
 //! [`Deployment`]: what several nodes, or one, can do together. [`NodeSet`]: some of them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 /// What a deployment can do: all that `lease` knows about the topology.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deployment {
@@ -89,19 +87,5 @@ impl NodeSet {
 
     pub(crate) fn len(self) -> usize {
         self.0.count_ones() as usize
-    }
-}
-
-/// A set of nodes that one task at a time reads or writes.
-#[derive(Default)]
-pub(crate) struct AtomicNodeSet(AtomicU32);
-
-impl AtomicNodeSet {
-    pub(crate) fn get(&self) -> NodeSet {
-        NodeSet(self.0.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn set(&self, nodes: NodeSet) {
-        self.0.store(nodes.0, Ordering::Relaxed);
     }
 }

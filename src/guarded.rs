@@ -1,6 +1,9 @@
-//! [`Guarded`]: a value that the threads of this process share.
+//! [`Guarded`]: a value that the threads of this process share. [`Gate`]: what one of them closes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Read by those that have passed it; written by one that waits until they are done.
+pub(crate) type Gate = RwLock<()>;
 
 /// A value behind a mutex that ignores poisoning: no code under one of these locks panics between
 /// two steps of a change, so a panic elsewhere in the thread leaves the value whole.

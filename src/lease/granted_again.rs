@@ -2,7 +2,6 @@
 //! that lagged behind, a renewal may find a later grant of the same attempt.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::keeper::Keeper;
@@ -78,7 +77,7 @@ impl Keeper {
         let own = lease.attempt().last_own_token(lease.fencing_token());
         let schedule = self.schedule();
         match last_token(votes) {
-            _ if lease.entry().has_ended.load(Ordering::Relaxed) => {} // it was released meanwhile
+            _ if lease.entry().has_ended => {} // it was released meanwhile
             Some(last) if own.is_some_and(|own| last > own) => {
                 self.lose(schedule, lease, LeaseEnd::Lost, reports);
             }

@@ -2,7 +2,7 @@
 //! is its task; `schedule.rs` has what is due when, and `renewal.rs` sends a batch.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use slab::Slab;
@@ -14,9 +14,9 @@ use super::attempt::{Attempt, QueueEntry};
 use super::caller::Caller;
 use super::lease::{LONGEST_SLEEP, Lease};
 use super::lease_end::LeaseEnd;
-use super::schedule::{Abandoned, Batch, BatchLimits, RENEWALS_PER_TTL, Schedule};
+use super::schedule::{Abandoned, Batch, RENEWALS_PER_TTL, Schedule};
 use crate::clock::Moment;
-use crate::guarded::Guarded;
+use crate::guarded::{Gate, Guarded};
 use crate::name::Name;
 use crate::options::Renewal;
 use crate::traces::event;
@@ -47,28 +47,27 @@ pub(super) struct Keeper {
     /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
     /// the schedule's lock.
     pub(super) has_ended: AtomicBool,
-    pub(super) polls: OffRuntimePolls,
+    /// Read while a thread without a runtime polls with that of the client. Tasks end before timers
+    /// do, so the end of the keeper's task waits for these polls, which never block: none of them
+    /// finds a timer that has ended.
+    pub(super) polls: Gate,
 }
 
 impl Keeper {
     /// Starts the task on the current runtime. It ends once the keeper is closed and has nothing to
     /// do.
     pub(super) fn start(nodes: Arc<Nodes>) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper::new(nodes));
-        tokio::spawn(Arc::clone(&keeper).run());
-        keeper
-    }
-
-    fn new(nodes: Arc<Nodes>) -> Keeper {
-        Keeper {
+        let keeper = Arc::new(Keeper {
             nodes,
             schedule: Guarded::default(),
             notify: Notify::new(),
             settled: Notify::new(),
             closing: Closing::default(),
             has_ended: AtomicBool::new(false),
-            polls: OffRuntimePolls::default(),
-        }
+            polls: Gate::default(),
+        });
+        tokio::spawn(Arc::clone(&keeper).run());
+        keeper
     }
 
     /// No more leases will come; dropped attempts are still released.
@@ -91,8 +90,7 @@ impl Keeper {
         // Of a hold that is passed on, earlier: while it was, it was none of those asked about.
         let sent = lease.attempt().confirmed();
         let mut schedule = self.schedule();
-        let hold = schedule.holds.insert((lease.clone(), entry));
-        lease.entry().hold.store(u32::try_from(hold).unwrap_or(u32::MAX), Ordering::Relaxed);
+        lease.entry().hold = schedule.holds.insert((lease.clone(), entry));
         if schedule.shows_a_loss(lease) {
             schedule.expedite_siblings(std::slice::from_ref(lease));
             self.notify.notify_one();
@@ -165,7 +163,7 @@ impl Keeper {
         };
         drop(left);
         self.settled.notify_waiters();
-        self.polls.wait_for_the_last();
+        drop(self.polls.write());
     }
 
     /// Its task.
@@ -183,10 +181,7 @@ impl Keeper {
         loop {
             let next = loop {
                 // Not in the match: its lock would be held in the arms.
-                let (taken, is_closed) = self.take(BatchLimits {
-                    may_release: releasing < MAX_RELEASING,
-                    may_clean_up: cleaning_up == 0,
-                });
+                let (taken, is_closed) = self.take(releasing < MAX_RELEASING, cleaning_up == 0);
                 match taken {
                     Ok(batch) => {
                         let is_cleanup = usize::from(batch.is_cleanup);
@@ -214,10 +209,10 @@ impl Keeper {
         }
     }
 
-    fn take(&self, limits: BatchLimits) -> (Result<Batch, Option<Moment>>, bool) {
+    fn take(&self, may_release: bool, may_clean_up: bool) -> (Result<Batch, Option<Moment>>, bool) {
         let now = Moment::now();
         let mut schedule = self.schedule();
-        let taken = schedule.take(now, limits);
+        let taken = schedule.take(now, may_release, may_clean_up);
         schedule.sleeps_until = match taken {
             Ok(_) => None,
             Err(next) => Some(next.map_or(now + LONGEST_SLEEP, |next| next.min(now + LONGEST_SLEEP))),
@@ -274,36 +269,6 @@ impl Closing {
         if !self.has_begun() {
             notify.await;
         }
-    }
-}
-
-/// Polls that use the client's runtime from threads without one. Its tasks end before its timers
-/// do, so the end of the keeper's task waits for these polls, which never block: none of them finds
-/// a timer that has ended.
-#[derive(Default)]
-pub(super) struct OffRuntimePolls {
-    count: Guarded<usize>,
-    is_over: Condvar,
-}
-
-impl OffRuntimePolls {
-    pub(super) fn begin(&self) -> OffRuntimePoll<'_> {
-        *self.count.lock() += 1;
-        OffRuntimePoll(self)
-    }
-
-    /// To be called once [`Keeper::has_ended`] stops later polls.
-    fn wait_for_the_last(&self) {
-        drop(self.is_over.wait_while(self.count.lock(), |count| *count > 0));
-    }
-}
-
-pub(super) struct OffRuntimePoll<'a>(&'a OffRuntimePolls);
-
-impl Drop for OffRuntimePoll<'_> {
-    fn drop(&mut self) {
-        *self.0.count.lock() -= 1;
-        self.0.is_over.notify_one();
     }
 }
 

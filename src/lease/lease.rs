@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -21,6 +21,7 @@ use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
+use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
 
@@ -53,7 +54,7 @@ pub struct Lease(pub(super) Arc<LeaseInner>);
 pub(super) struct LeaseInner {
     attempt: Arc<Attempt>,
     caller: Caller,
-    entry: ScheduleEntry,
+    entry: Guarded<ScheduleEntry>,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
     pub(super) counts_from: Moment,
@@ -85,7 +86,7 @@ impl Lease {
         of_hold: Option<Lease>,
     ) -> Lease {
         let deadline = Deadline::new(until);
-        let entry = ScheduleEntry::default();
+        let entry = Guarded::default();
         let (end, notify) = (OnceLock::new(), Notify::new());
         let [is_reported, is_measured, is_renewing, is_passed, is_shared] = [false; 5].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
@@ -370,8 +371,8 @@ impl Lease {
     }
 
     /// Where it is in the keeper's schedule.
-    pub(super) fn entry(&self) -> &ScheduleEntry {
-        &self.0.entry
+    pub(super) fn entry(&self) -> MutexGuard<'_, ScheduleEntry> {
+        self.0.entry.lock()
     }
 
     /// The time from which its deadline counts.

@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::client::Client;
@@ -107,7 +106,7 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
     let schedule = keeper.schedule();
     match state {
         // It was released, or passed to another task.
-        _ if lease.entry().has_ended.load(Ordering::Relaxed) => drop(schedule),
+        _ if lease.entry().has_ended => drop(schedule),
         LeaseState::Held if lease.extend(sent, ttl) => {
             let until = lease.until(); // a task that is woken may end it
             drop(schedule);

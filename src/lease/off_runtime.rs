@@ -17,7 +17,7 @@ impl Client {
             if Handle::try_current().is_ok() {
                 return call.as_mut().poll(context).map(Some);
             }
-            let _poll = self.keeper.polls.begin(); // before the check
+            let _poll = self.keeper.polls.read(); // before the check
             if self.keeper.has_ended() {
                 return Poll::Ready(None);
             }

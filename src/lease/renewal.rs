@@ -1,7 +1,6 @@
 //! One batch of the keeper: the renewals and releases that are sent together, and what the nodes'
 //! replies to them mean.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -44,7 +43,7 @@ impl Keeper {
         let (mut gone, mut degraded, mut doubtful) = (Vec::new(), Vec::new(), Vec::new());
         let mut reports = Vec::new();
         for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
-            let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without.get());
+            let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without);
             reports.extend(sending.next().map(|sent| sent.answered(tally.state)));
             let is_degraded = tally.state != LeaseState::Lost && !tally.without.is_empty();
             let is_held = tally.state == LeaseState::Held;
@@ -81,8 +80,7 @@ impl Keeper {
     async fn repair(&self, mut degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         {
             let _schedule = self.schedule();
-            degraded
-                .retain(|(lease, ..)| !lease.entry().has_ended.load(Ordering::Relaxed) && !lease.is_lost());
+            degraded.retain(|(lease, ..)| !lease.entry().has_ended && !lease.is_lost());
             // From here on, a release waits for this request, or has it refused.
             degraded.iter().for_each(|(lease, ..)| lease.attempt().in_flight.sent());
         }
@@ -111,12 +109,12 @@ impl Keeper {
         reports: &mut Vec<Report>,
     ) -> bool {
         let mut schedule = self.schedule();
-        if lease.entry().has_ended.load(Ordering::Relaxed) {
+        if lease.entry().has_ended {
             return false; // it was released meanwhile
         }
         match tally.state {
             LeaseState::Held => {
-                lease.entry().without.set(NodeSet::default());
+                lease.entry().without = NodeSet::default();
                 match ttl {
                     // It was asked about, and keeps its end.
                     Some(_) if lease.options().renewal == Renewal::Never && !lease.is_lost() => {
@@ -147,7 +145,7 @@ impl Keeper {
                 false
             }
             LeaseState::Unknown => {
-                lease.entry().without.set(tally.without_since);
+                lease.entry().without = tally.without_since;
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, sent, &self.notify);

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slab::Slab;
@@ -124,19 +123,11 @@ pub(super) struct Batch {
     pub(super) is_cleanup: bool,
 }
 
-/// What the next batch may do beside renewals: releases may have to wait for a node that hangs.
-#[derive(Clone, Copy)]
-pub(super) struct BatchLimits {
-    pub(super) may_release: bool,
-    pub(super) may_clean_up: bool,
-}
-
 impl Schedule {
     /// Makes a lease due then; or now, if it was confirmed by a request that was `sent` before a
     /// new connection made all leases due: the server may have lost it since.
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, sent: Moment, notify: &Notify) {
-        let entry = &lease.entry();
-        if entry.has_ended.load(Ordering::Relaxed) {
+        if lease.entry().has_ended {
             return;
         }
         let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
@@ -149,9 +140,9 @@ impl Schedule {
     /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
     /// decides. [`Lease::announce`] follows once the lock is released.
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
-        lease.entry().has_ended.store(true, Ordering::Relaxed);
+        lease.entry().has_ended = true;
         self.due.remove(lease);
-        let hold = lease.entry().hold.load(Ordering::Relaxed) as usize;
+        let hold = lease.entry().hold;
         // It may have been removed before, and another lease may have its place.
         if self.holds.get(hold).is_some_and(|(held, _)| held.is_same(lease)) {
             self.holds.remove(hold);
@@ -201,8 +192,14 @@ impl Schedule {
         None
     }
 
-    /// The next batch, or when something will be due.
-    pub(super) fn take(&mut self, now: Moment, limits: BatchLimits) -> Result<Batch, Option<Moment>> {
+    /// The next batch, or when something will be due. Beside renewals, it has no releases while as
+    /// many batches as may be are waiting for a node that hangs.
+    pub(super) fn take(
+        &mut self,
+        now: Moment,
+        may_release: bool,
+        may_clean_up: bool,
+    ) -> Result<Batch, Option<Moment>> {
         let mut batch = Batch::default();
         while batch.renewals.len() < BATCH_SIZE
             && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
@@ -214,14 +211,14 @@ impl Schedule {
                 batch.renewals.push((lease, ttl));
             }
         }
-        while limits.may_release
+        while may_release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.pending_releases.first_entry()
             && first.key().0 <= now
         {
             batch.releases.push(first.remove());
         }
-        batch.is_cleanup = limits.may_clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
+        batch.is_cleanup = may_clean_up && batch.renewals.is_empty() && batch.releases.is_empty();
         while batch.is_cleanup
             && batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.cleanups.first_entry()
@@ -235,8 +232,8 @@ impl Schedule {
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
-            let releases = first(&self.pending_releases, limits.may_release);
-            let cleanups = first(&self.cleanups, limits.may_clean_up);
+            let releases = first(&self.pending_releases, may_release);
+            let cleanups = first(&self.cleanups, may_clean_up);
             return Err(due.into_iter().chain(releases).chain(cleanups).min());
         }
         Ok(batch)
@@ -270,7 +267,7 @@ impl Schedule {
     /// Makes a lease due now, unless it has ended or a batch has it.
     pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
         let is_never_due = lease.options().renewal == Renewal::Never && !lease.attempt().kind.has_owner;
-        let has_ended = lease.entry().has_ended.load(Ordering::Relaxed);
+        let has_ended = lease.entry().has_ended;
         if !has_ended && (self.due.remove(lease) || is_never_due) {
             self.due.insert(lease, now);
         }
@@ -305,7 +302,7 @@ impl DueQueue {
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
         self.entries += 1;
         let key = (due, self.entries);
-        lease.entry().place.set(key);
+        lease.entry().due = Some(key);
         self.soonest.insert(key, lease.clone());
         if let Some(owner) = owner_of(lease) {
             self.by_owner.entry(owner).or_default().insert(key);
@@ -314,7 +311,7 @@ impl DueQueue {
 
     /// False if it was not due at any time: it has ended, is in a batch, or is not renewed.
     pub(super) fn remove(&mut self, lease: &Lease) -> bool {
-        let key = lease.entry().place.key();
+        let Some(key) = lease.entry().due.take() else { return false };
         self.forget(lease, key);
         self.soonest.remove(&key).is_some()
     }
