@@ -79,7 +79,8 @@ impl Keeper {
         match last_token(votes) {
             _ if lease.entry().has_ended => {} // it was released meanwhile
             Some(last) if own.is_some_and(|own| last > own) => {
-                self.lose(schedule, lease, LeaseEnd::Lost, reports);
+                lease.end_as(LeaseEnd::Revoked);
+                self.lose(schedule, lease, LeaseEnd::Lost, reports); // the later grant is released
             }
             Some(_) => lease.attempt().note_confirmed(sent),
             None => {}

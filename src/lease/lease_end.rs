@@ -11,7 +11,8 @@ pub enum LeaseEnd {
     /// hold](crate::Options::max_hold): another client may have the lock by now.
     Lost,
     /// Before the deadline, the server answered that it has no such hold: it was force-released,
-    /// its key was deleted, or the server has lost data. Another client may have the lock by now.
+    /// its key was deleted, or the server has lost data. Another client may have the lock by now,
+    /// or had it meanwhile.
     Revoked,
     /// Its guard was leaked, or became a [ticket](crate::Ticket): the server has the hold until the
     /// TTL expires or the ticket is adopted, and no task of this guard's renews it.

@@ -109,7 +109,7 @@ async fn a_lease_that_was_lost_and_granted_again_is_lost() {
         let (guard, _) = granted_again(&server, &lock, &rival).await;
         server.kill_connections().await;
         let end = soon("it learns of the loss", guard.lease().lost()).await;
-        assert_eq!(end, LeaseEnd::Lost, "{kind:?}");
+        assert_eq!(end, LeaseEnd::Revoked, "{kind:?}");
         eventually("it is released", || async { !server.is_locked(&rival).await }).await;
         drop(guard);
     }
