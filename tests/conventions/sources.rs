@@ -147,6 +147,15 @@ fn one_file_of_the_program_names_the_client_library() {
     assert_eq!(naming, [root.join("servers.rs")]);
 }
 
+/// A wall clock may jump. One file asks whether it agrees with that of a server.
+#[test]
+fn only_the_doctor_reads_the_wall_clock() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let all = ["src", "cli/src"].into_iter().flat_map(|folder| sources(&root.join(folder)));
+    let reading: Vec<_> = all.filter(|file| code(file).contains("SystemTime")).collect();
+    assert_eq!(reading, [root.join("src/wire/handshake.rs")]);
+}
+
 /// No two files of a layer need each other, so each can be read alone, from the lowest one up.
 #[test]
 fn arrows_run_one_way_inside_a_layer() {
