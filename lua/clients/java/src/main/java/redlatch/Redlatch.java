@@ -280,12 +280,13 @@ public final class Redlatch implements AutoCloseable {
   public record Lock(Redlatch client, String kind, String verb, List<String> keys, String owner) {
     /** Acquires the lock; waits for at most the limit, or only tries if that is zero. */
     public Lease acquire(Duration ttl, Duration limit) throws InterruptedException {
-      boolean isTtl = ttl.compareTo(Duration.ofMillis(1)) >= 0 && ttl.compareTo(LONGEST) <= 0;
-      require(isTtl, "ttl must be 1 to 9999999999 ms", ttl);
+      Moment start = Moment.now();
+      long shortest = start.wallOffset == 0 ? 14 : 1014; // no shorter lease is ever valid: see leftMs
+      boolean isTtl = ttl.compareTo(Duration.ofMillis(shortest)) >= 0 && ttl.compareTo(LONGEST) <= 0;
+      require(isTtl, "ttl must be " + shortest + " to 9999999999 ms", ttl);
       require(!limit.isNegative(), "limit must be 0 or more", limit);
       boolean waits = !limit.isZero();
       long maxMs = waits ? millis(limit) : client.timeoutMs;
-      Moment start = Moment.now();
       client.underWay.incrementAndGet();
       Lease lease = client.new Lease(this, ttl.toMillis(), waits);
       boolean isGranted = false;
