@@ -24,7 +24,7 @@ pub struct Finding {
 pub enum Check {
     /// The server replies.
     Connection,
-    /// The scripts are tested on its version.
+    /// Its version is 6.2 or newer.
     Version,
     /// The client's user may run the scripts on the keys of a lock. Checked by trying each of their
     /// commands, and by acquiring and releasing a lock, under a new name.
@@ -33,9 +33,9 @@ pub enum Check {
     Notifications,
     /// The server evicts no keys.
     Eviction,
-    /// A restart of the server loses no lock.
+    /// A restart of the server loses no lock. (`no-appendfsync-on-rewrite` is not looked at.)
     Persistence,
-    /// A failover to a replica loses no lock.
+    /// Replicas confirm grants, or the master stops without them: a failover loses few locks.
     Replicas,
     /// The server's clock shows the same time as this machine's, to within a second: tokens may
     /// continue from it.

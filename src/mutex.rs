@@ -71,12 +71,12 @@ impl Mutex {
     /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
-    ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
-    ///   outage that this client already knows, the first failed request returns it: pause before
-    ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
+    ///   timeouts](crate::Options::node_timeout), or for one TTL if that is longer and the task was
+    ///   queued. During an outage that this client already knows, the first failed request returns
+    ///   it: pause before you retry, or set [`outage_limit`](crate::Options::outage_limit).
     /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
     /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
-    /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
+    /// - [`Error::Lost`]: the same if each grant came later than its lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.

@@ -281,8 +281,8 @@ impl Options {
     /// Sets how long the server keeps a lock's fencing counter after it was started; from 1 second
     /// to 24 hours, one hour by default. Further tokens do not extend that time.
     ///
-    /// The counter is the only key that a released lock leaves behind: about 160 bytes of the
-    /// server's memory. (`MEMORY USAGE` does not count the server's tables: on Redis 7.0 it says 72
+    /// The counter is what a released lock leaves behind: about 160 bytes of the server's memory;
+    /// and for a minute, if clients waited, marks in its queue. (`MEMORY USAGE` does not count the server's tables: on Redis 7.0 it says 72
     /// for `lock:orders:42`.)
     ///
     /// After it expires, the next token starts from the server's clock, which is larger than all

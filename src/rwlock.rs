@@ -178,7 +178,8 @@ impl RwLock {
     /// Acquires the lock to read, waiting until no other owner writes or waits to write.
     ///
     /// Without an owner it may share a hold with other tasks of this client, for a [short
-    /// time](crate::Options::local_turn) after the server granted it: then it sends no request.
+    /// time](crate::Options::local_turn) after the server granted it, also while a writer waits:
+    /// then it sends no request.
     ///
     /// # Errors
     /// - [`Error::TooManyReaders`]: [`max_readers`](crate::Options::max_readers) readers hold the
@@ -187,12 +188,12 @@ impl RwLock {
     /// - [`Error::Redis`]: the server fails. A lasting failure is returned at once.
     ///
     ///   A transient one is returned once all requests have failed for two [node
-    ///   timeouts](crate::Options::node_timeout), or for one TTL if the task was queued. During an
-    ///   outage that this client already knows, the first failed request returns it: pause before
-    ///   you retry, or set [`outage_limit`](crate::Options::outage_limit).
+    ///   timeouts](crate::Options::node_timeout), or for one TTL if that is longer and the task was
+    ///   queued. During an outage that this client already knows, the first failed request returns
+    ///   it: pause before you retry, or set [`outage_limit`](crate::Options::outage_limit).
     /// - [`Error::NoQuorum`]: on a quorum, the same for a majority of the nodes.
     /// - [`Error::TooFewReplicas`]: the same if too few replicas confirm the grant.
-    /// - [`Error::Lost`]: the lock was granted, but the reply took longer than the lease lasts.
+    /// - [`Error::Lost`]: the same if each grant came later than its lease lasts.
     /// - [`Error::WrongType`]: the key holds something else.
     /// - [`Error::Corrupt`]: a companion key holds something else.
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
@@ -249,8 +250,8 @@ impl RwLock {
         acquire(&self.to_write(), Some(limit)).await.map(|hold| self.write_guard(hold))
     }
 
-    /// Acquires the lock to read if no other owner writes or waits to write; returns `None`
-    /// otherwise.
+    /// Acquires the lock to read if no other owner writes or waits to write, or if it may
+    /// [join](crate::Options::local_turn) the newest hold of this client; returns `None` otherwise.
     ///
     /// On a [quorum](crate::LocksBuilder::quorum), callers that try at the same time may get a
     /// minority of the nodes each. The call then tries up to twice more, after at most 30 ms of

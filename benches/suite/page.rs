@@ -94,7 +94,7 @@ list, for one lock as for 128. With the server and the client on one core, all o
 - **Turns.** A hand-over is two requests and 15 commands inside the scripts, one of which publishes \
 the message to the next holder. A third of the server's time for it are the scripts, the rest is \
 reading and writing on three sockets, which no script can spare. Between two clients, a turn takes \
-130 us where a round trip takes 70.
+little longer than a round trip.
 - **Quorum.** Each request goes to three nodes. They agree on a token and look for a queue: eight \
 commands a pair on each, where rslock's take three.
 - **Cluster.** A script takes keys of one slot, so requests for names in different slots cannot share \
@@ -104,9 +104,9 @@ more pairs than one by one. Three servers read from and write to three times as 
 limit leaves. In twelve pairs of rounds of a second, the median of tasks with names of their own was \
 0.98 and 1.07 in two runs, of one task 0.98, and of 2, 16 and 256 clients 1.00 to 1.01. A writer \
 beside readers that need no request waits until they leave it a core.
-- **One name beside rslock.** With one process and its best delay, rslock takes nearly as many turns as \
-one task alone: one of its tasks has the lock again and again, while the others pause. A hundred times \
-as many are a turn in 1.4 us. On two threads, waking the next task takes longer than that.
+- **One name beside rslock.** With one process and its best delay, rslock takes as many turns as one \
+task alone: one of its tasks has the lock again and again, while the others pause. A hundred times as \
+many are a turn in 1 us. On two threads, waking the next task takes longer than that.
 - **Waiting tasks.** One task of a client waits in Redis for the others and polls every two seconds; a \
 poll is 7 or 8 commands inside its script. Longer pauses would leave less time for a late poll before \
 the waiter counts as dead. Tasks that read with an owner each wait in Redis, and one of them \

@@ -76,9 +76,8 @@ pub enum ConfigError {
         /// The value.
         readers: u32,
     },
-    /// To wait for replicas, `WAIT` must go to the server that ran the request, which a cluster's
-    /// client does not reveal.
-    #[error("replicas is not supported in a cluster, whose client hides which server ran a request")]
+    /// No lock of a cluster waits for replicas: see [topologies](crate::guide::topologies).
+    #[error("replicas is not supported in a cluster")]
     ReplicasOfCluster,
     /// A [`RestartGuard`](crate::RestartGuard) needs several nodes: a node is admitted with what
     /// the other nodes know.

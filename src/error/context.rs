@@ -5,7 +5,7 @@ use std::fmt;
 use crate::name::Name;
 
 /// The operation that failed, its lock and its server, and whether the request may have run. Every
-/// [`Error`](crate::Error) of an operation has one.
+/// [`Error`](crate::Error) of an operation on a lock has one.
 ///
 /// ```
 /// fn label(error: &redlatch::Error) -> String {
