@@ -282,8 +282,8 @@ impl Options {
     /// to 24 hours, one hour by default. Further tokens do not extend that time.
     ///
     /// The counter is what a released lock leaves behind: about 160 bytes of the server's memory;
-    /// and for a minute, if clients waited, marks in its queue. (`MEMORY USAGE` does not count the server's tables: on Redis 7.0 it says 72
-    /// for `lock:orders:42`.)
+    /// and for a minute, if clients waited, marks in its queue. (`MEMORY USAGE` does not count the
+    /// server's tables: on Redis 7.0 it says 72 for `lock:orders:42`.)
     ///
     /// After it expires, the next token starts from the server's clock, which is larger than all
     /// earlier tokens unless that clock was set back. A shorter time saves memory if names are many
