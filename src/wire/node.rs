@@ -198,7 +198,9 @@ impl Node {
         let replica_timeout = call.replicas.map_or(Duration::ZERO, |(_, timeout)| timeout);
         loop {
             match timeout(self.limit() * 5 / 4 + replica_timeout, trying.as_mut()).await {
-                Ok(Ok(reply)) if self.refuses(call, &reply) => return Err(Failure::not_admitted()),
+                Ok(Ok(reply)) if self.refuses(call, &reply) => {
+                    return Err(Failure::not_admitted().after(reply.first_failure));
+                }
                 Ok(outcome) => return outcome,
                 Err(_) if self.is_answering() => {}
                 Err(_) => return Err(Failure::indeterminate(too_slow())),
@@ -238,7 +240,8 @@ impl Node {
                     let sent = if first_failure.is_some() { start } else { answered.sent };
                     let reply = Reply { name, value: answered.value, sent, generation, first_failure };
                     if call.may_be_late() && reply.is_number(LATE) {
-                        return Err(Failure::unsent(too_slow())); // refused, so it may be sent again
+                        // Refused, so it may be sent again; an earlier delivery may have run.
+                        return Err(Failure::unsent(too_slow()).after(reply.first_failure));
                     }
                     return self.confirm(call, &connected, reply).await;
                 }

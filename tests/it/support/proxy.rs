@@ -47,8 +47,8 @@ struct Faults {
     /// Requests are held back on all connections up to this number.
     hold_requests: watch::Sender<usize>,
     drops_requests: AtomicBool,
-    /// The port that new connections lead to instead.
-    elsewhere: Mutex<Option<u16>>,
+    /// Where new connections lead instead.
+    elsewhere: Mutex<Option<(String, u16)>>,
     /// The delay of each piece of data.
     slow: Mutex<Option<Duration>>,
     hides: AtomicBool,
@@ -140,7 +140,12 @@ impl Proxy {
 
     /// New connections go to another server.
     pub fn lead_to(&self, port: u16) {
-        *self.faults.elsewhere.lock().unwrap() = Some(port);
+        *self.faults.elsewhere.lock().unwrap() = Some((DIRECT.to_owned(), port));
+    }
+
+    /// New connections go through another proxy.
+    pub fn lead_through(&self, proxy: &Proxy) {
+        *self.faults.elsewhere.lock().unwrap() = Some((proxy.host.clone(), proxy.ports[0]));
     }
 
     /// Each 512 bytes are delayed for this long.
@@ -294,9 +299,10 @@ async fn relay(
         }
         return;
     }
+    let address = faults.elsewhere.lock().unwrap().clone().unwrap_or((DIRECT.to_owned(), port));
     let mut server = tokio::select! {
         () = &mut cut => return,
-        server = TcpStream::connect((DIRECT, faults.elsewhere.lock().unwrap().unwrap_or(port))) => match server {
+        server = TcpStream::connect(address) => match server {
             Ok(server) => server,
             Err(_) => return,
         },
