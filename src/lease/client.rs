@@ -56,18 +56,18 @@ impl Client {
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
         let Servers { nodes, membership, must_verify, name, attempt_suffix } = servers;
-        let labels: Vec<String> = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
         let membership = membership.map(Arc::new);
         let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
-        for (place, ((endpoint, wakeup_endpoint), label)) in nodes.into_iter().zip(labels).enumerate() {
+        let (observer, holds) = (Arc::<Observer>::default(), Arc::default());
+        for (place, (endpoint, wakeup_endpoint)) in nodes.into_iter().enumerate() {
             let place = membership.as_ref().map(|membership| (place, Arc::clone(membership)));
             let is_confirming = options.wants_replicas().is_some();
             let name = name.as_deref().map(Arc::from);
-            made.push((Node::new(endpoint, options.node_timeout, is_confirming, place, name), label));
+            let limit = options.node_timeout;
+            made.push(Node::new(endpoint, limit, is_confirming, place, name, &holds, &observer));
             wakeup_endpoints.extend(wakeup_endpoint);
         }
-        let observer = Arc::<Observer>::default();
-        let nodes = Arc::new(Nodes::new(made, &observer));
+        let nodes = Arc::new(Nodes::new(made, holds));
         // Scripts recognize a channel by this mark whose subscribers PUBLISH does not all count.
         let uncounted = if nodes.deployment.has_all_subscribers { "" } else { "~" };
         // A waiter is stored as words with blanks between them.

@@ -66,7 +66,6 @@ impl Keeper {
         self.notify.notify_one();
         self.repair(degraded, limit).await;
         self.compare_tokens(doubtful, limit, &mut reports).await;
-        reports.extend(self.nodes.take_reports());
         if !reports.is_empty() {
             // In a task of its own: a subscriber that blocks would keep the thread on which the
             // keeper was just notified, and no other thread takes over a task that is next on its

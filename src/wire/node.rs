@@ -24,7 +24,6 @@ use crate::clock::Moment;
 use crate::error::NodeProblem;
 use crate::events::Observer;
 use crate::name::Name;
-use crate::traces::Report;
 
 /// How late a server with default settings may notice that the time limit of `WAIT` has passed: it
 /// checks ten times a second.
@@ -43,22 +42,31 @@ pub(crate) struct Node {
 
 impl Node {
     /// If `is_confirming` is true, requests wait for replicas from the start. `name` is set in
-    /// `CLIENT LIST`.
+    /// `CLIENT LIST`; `holds` counts the client's locks, for logs. Must be called on the client's
+    /// runtime.
     pub(crate) fn new(
         endpoint: Endpoint,
         limit: Duration,
         is_confirming: bool,
         place: Option<(usize, Arc<Membership>)>,
         name: Option<Arc<str>>,
+        holds: &Arc<AtomicUsize>,
+        observer: &Arc<Observer>,
     ) -> Node {
-        let handshake = Handshake { limit, place, label: "".into(), is_examined: Arc::default() };
-        let outage = OutageRecord::new(&handshake.label, &Arc::default(), &Arc::default());
+        let label: Arc<str> = endpoint.label().into();
+        let outage = OutageRecord::new(&label, holds, observer);
+        let handshake = Handshake { limit, place, label, is_examined: Arc::default() };
         Node { connection: SharedConnection::new(endpoint, handshake, is_confirming, name), outage }
     }
 
     /// How long a server may stay silent after a request was written, or while it is connected to.
     pub(crate) fn limit(&self) -> Duration {
         self.connection.handshake.limit
+    }
+
+    /// Its human-readable name.
+    pub(super) fn label(&self) -> &str {
+        &self.connection.handshake.label
     }
 
     /// In a quorum: its place, and the membership.
@@ -183,7 +191,7 @@ impl Node {
             None => trying.await,
             Some(_) => self.unless_silent(call, trying.as_mut()).await,
         };
-        self.outage.note_and_report(outcome.as_ref().err());
+        self.outage.note(outcome.as_ref().err());
         outcome
     }
 
@@ -321,7 +329,7 @@ impl Node {
             Ok(connected) => connected,
             Err(source) => {
                 let failure = Failure::unsent(source);
-                self.outage.note_for_later(Some(&failure));
+                self.outage.note(Some(&failure));
                 return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
@@ -343,7 +351,7 @@ impl Node {
         // One reply shows that the server is up.
         let is_there = replies.iter().any(Result::is_ok);
         let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
-        self.outage.note_for_later(failure);
+        self.outage.note(failure);
         replies
     }
 
@@ -367,17 +375,5 @@ impl Node {
             is_read_only: false,
             is_alone: false,
         }
-    }
-
-    /// Reports of requests that were sent together and were not logged yet.
-    pub(super) fn take_reports(&self) -> Vec<Report> {
-        self.outage.take_reports()
-    }
-
-    /// Sets the human-readable name, and the counter of the client's locks, for logs.
-    pub(super) fn named(mut self, label: &str, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> Node {
-        self.connection.handshake.label = label.into();
-        self.outage = OutageRecord::new(&self.connection.handshake.label, holds, observer);
-        self
     }
 }

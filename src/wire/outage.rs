@@ -1,8 +1,12 @@
 //! [`OutageRecord`]: since when a node has failed, and what is said of it: once when it begins, and
 //! once when it ends.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 
 use super::failure::Failure;
 use crate::clock::Moment;
@@ -17,22 +21,43 @@ pub(super) struct OutageRecord {
     /// Whether there is an outage: read without taking the lock.
     is_failing: AtomicBool,
     label: Arc<str>,
-    /// Reports that were not logged yet.
-    reports: Guarded<Vec<Report>>,
+    reports: Arc<Reports>,
     /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
     observer: Arc<Observer>,
+    runtime: Handle,
+}
+
+/// What is still to be said, in the order in which it happened. A task of its own says it: a
+/// subscriber that blocks keeps no request waiting.
+#[derive(Default)]
+struct Reports {
+    queued: Guarded<VecDeque<Report>>,
+    /// Held by the task that says it.
+    saying: Mutex<()>,
+}
+
+impl Reports {
+    async fn say(&self) {
+        let _in_order = self.saying.lock().await;
+        let next = || self.queued.lock().pop_front();
+        while let Some(report) = next() {
+            report();
+        }
+    }
 }
 
 impl OutageRecord {
+    /// Must be called on the client's runtime.
     pub(super) fn new(label: &Arc<str>, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> OutageRecord {
         OutageRecord {
             outage: Guarded::default(),
             is_failing: AtomicBool::new(false),
             label: Arc::clone(label),
-            reports: Guarded::default(),
+            reports: Arc::default(),
             holds: Arc::clone(holds),
             observer: Arc::clone(observer),
+            runtime: Handle::current(),
         }
     }
 
@@ -46,65 +71,51 @@ impl OutageRecord {
         outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
     }
 
-    /// Records the outcome of a request, and reports an outage that begins or ends.
-    pub(super) fn note_and_report(&self, failure: Option<&Failure>) {
-        if let Some(report) = self.note(failure) {
-            report();
+    /// Records the outcome of requests. An outage that begins or ends is reported.
+    pub(super) fn note(&self, failure: Option<&Failure>) {
+        if self.change(failure.filter(|failure| failure.is_transient())) {
+            let reports = Arc::clone(&self.reports);
+            self.runtime.spawn(async move { reports.say().await });
         }
     }
 
-    /// Records the outcome of requests. What there is to report waits for
-    /// [`take_reports`](OutageRecord::take_reports).
-    pub(super) fn note_for_later(&self, failure: Option<&Failure>) {
-        let report = self.note(failure);
-        self.reports.lock().extend(report);
-    }
-
-    /// The reports that were not logged yet.
-    pub(super) fn take_reports(&self) -> Vec<Report> {
-        std::mem::take(&mut *self.reports.lock())
-    }
-
-    /// Records an outage that begins or ends. Returns the report of it.
-    fn note(&self, failure: Option<&Failure>) -> Option<Report> {
-        let described = || (Arc::clone(&self.label), self.holds.load(Ordering::Relaxed));
-        match failure.filter(|failure| failure.is_transient()) {
+    /// Records an outage that begins or ends. Whether there is something to report.
+    fn change(&self, failure: Option<&Failure>) -> bool {
+        if failure.is_none() && !self.is_failing.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut outage = self.outage.lock();
+        let (server, observer) = (Arc::clone(&self.label), Arc::clone(&self.observer));
+        let report: Report = match failure {
             Some(failure) => {
-                let mut outage = self.outage.lock();
-                // A failure of another sort ends the outage before it.
-                let begins =
-                    outage.as_ref().is_none_or(|(_, before)| before.replicas() != failure.replicas());
-                if begins {
-                    *outage = Some((Moment::now(), failure.clone()));
+                // A failure of another sort begins anew, but counts as the same outage.
+                let before = outage.as_ref().map(|(_, before)| before.replicas());
+                if before == Some(failure.replicas()) {
+                    return false;
                 }
-                self.is_failing.store(true, Ordering::Relaxed);
-                drop(outage);
-                begins.then(|| -> Report {
-                    let ((server, holds), _error) = (described(), failure.clone());
-                    let observer = Arc::clone(&self.observer);
-                    Box::new(move || {
-                        event!(warn, server = %server, holds = holds, error = %_error, "a server fails: its leases expire unless it answers again");
+                *outage = Some((Moment::now(), failure.clone()));
+                let (holds, _error) = (self.holds.load(Ordering::Relaxed), failure.clone());
+                Box::new(move || {
+                    event!(warn, server = %server, holds = holds, error = %_error, "a server fails: its leases expire unless it answers again");
+                    if before.is_none() {
                         measure::outage(&server);
-                        observer.emit(|| Event::OutageBegan { server, holds });
-                    })
+                    }
+                    observer.emit(|| Event::OutageBegan { server, holds });
                 })
             }
-            None if self.is_failing.load(Ordering::Relaxed) => {
-                let mut outage = self.outage.lock();
-                let ended = outage.take();
-                // Under the lock: another outage, which begins at this moment, would go unnoticed.
-                self.is_failing.store(false, Ordering::Relaxed);
-                drop(outage);
-                let ((server, _holds), after) = (described(), Moment::now().since(ended?.0));
-                let observer = Arc::clone(&self.observer);
-                Some(Box::new(move || {
+            None => {
+                let Some((since, _)) = outage.take() else { return false };
+                let (_holds, after) = (self.holds.load(Ordering::Relaxed), Moment::now().since(since));
+                Box::new(move || {
                     event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
                     measure::outage_ended(&server);
                     observer.emit(|| Event::OutageEnded { server, after });
-                }))
+                })
             }
-            None => None,
-        }
+        };
+        self.is_failing.store(failure.is_some(), Ordering::Relaxed);
+        self.reports.queued.lock().push_back(report); // under the lock: in the order of the changes
+        true
     }
 }
 

@@ -15,9 +15,7 @@ use super::node::Node;
 use super::request::have_one_slot;
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
-use crate::events::Observer;
 use crate::name::Name;
-use crate::traces::Report;
 
 /// One node, or several.
 pub(crate) struct Nodes {
@@ -35,10 +33,9 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// Must be called on the client's runtime.
-    pub(crate) fn new(all: Vec<(Node, String)>, observer: &Arc<Observer>) -> Nodes {
-        let holds = Arc::default();
-        let named = |(node, label): (Node, String)| (Arc::new(node.named(&label, &holds, observer)), label);
-        let (all, labels): (Vec<_>, Vec<_>) = all.into_iter().map(named).unzip();
+    pub(crate) fn new(all: Vec<Node>, holds: Arc<AtomicUsize>) -> Nodes {
+        let all: Vec<_> = all.into_iter().map(Arc::new).collect();
+        let labels = all.iter().map(|node| node.label().to_owned()).collect();
         let has_cluster = all.iter().any(|node| node.is_cluster());
         let deployment = Deployment {
             nodes: all.len(),
@@ -49,7 +46,7 @@ impl Nodes {
         Nodes {
             deployment,
             all,
-            labels: labels.into(),
+            labels,
             runtime: Handle::current(),
             accepted: AtomicU64::new(0),
             has_connected: AtomicBool::new(false),
@@ -97,11 +94,6 @@ impl Nodes {
     /// The generation of the connection to the one clock that dates every grant, if there is one.
     pub(crate) fn clock_generation(&self) -> Option<u64> {
         self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.generation())
-    }
-
-    /// Reports about nodes from requests that were sent together and were not logged yet.
-    pub(crate) fn take_reports(&self) -> Vec<Report> {
-        self.all.iter().flat_map(|node| node.take_reports()).collect()
     }
 
     /// Counts a hold until the returned value is dropped.
@@ -256,15 +248,17 @@ mod tests {
 
     /// Nodes to which nothing is sent, as if their clocks had been read at these times.
     fn with_clocks(clocks: &[Option<u64>]) -> Nodes {
+        let holds = Arc::default();
         let node = |clock: &Option<u64>| {
             let client = redis::Client::open("redis://127.0.0.1:1/").unwrap();
-            let node = Node::new(Endpoint::Server(client), Duration::from_secs(1), false, None, None);
+            let (endpoint, limit) = (Endpoint::Server(client), Duration::from_secs(1));
+            let node = Node::new(endpoint, limit, false, None, None, &holds, &Arc::default());
             if let Some(clock) = clock {
                 node.observe(*clock);
             }
-            (node, String::new())
+            node
         };
-        Nodes::new(clocks.iter().map(node).collect(), &Arc::default())
+        Nodes::new(clocks.iter().map(node).collect(), Arc::clone(&holds))
     }
 
     #[tokio::test]
