@@ -64,22 +64,48 @@ impl<T: Grant> Grant for Option<T> {
     }
 }
 
+/// A span that is never entered. Its end runs code of the subscriber, too: a panic there must not
+/// leave the `Drop` of a guard.
+#[cfg(feature = "tracing")]
+#[derive(Default)]
+struct Span(Option<tracing::Span>);
+
+#[cfg(feature = "tracing")]
+impl Span {
+    fn new(make: impl FnOnce() -> tracing::Span) -> Span {
+        let mut span = Span::default();
+        safely(|| span.0 = Some(make()));
+        span
+    }
+
+    fn record(&self, field: &str, word: &'static str) {
+        safely(|| {
+            self.0.as_ref().map(|span| span.record(field, word));
+        });
+    }
+}
+
+#[cfg(feature = "tracing")]
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(span) = self.0.take() {
+            safely(move || drop(span));
+        }
+    }
+}
+
 /// The span of a hold, from the grant until the guard is gone.
 #[derive(Default)]
 pub(crate) struct HoldSpan {
     #[cfg(feature = "tracing")]
-    span: Option<tracing::Span>,
+    span: Span,
 }
 
 impl HoldSpan {
     /// Ends the span, and says how the lease ended.
     pub(crate) fn end(&mut self, _how: &'static str) {
         #[cfg(feature = "tracing")]
-        if let Some(span) = self.span.take() {
-            safely(|| {
-                span.record("end", _how);
-            });
-        }
+        std::mem::take(&mut self.span).record("end", _how);
     }
 }
 
@@ -96,7 +122,7 @@ impl Drop for HoldSpan {
 pub(crate) struct WaitSpan {
     waiting: Option<measure::Waiting>,
     #[cfg(feature = "tracing")]
-    span: Option<tracing::Span>,
+    span: Span,
 }
 
 impl WaitSpan {
@@ -107,20 +133,15 @@ impl WaitSpan {
         }
         self.waiting = Some(measure::Waiting::new(kind));
         #[cfg(feature = "tracing")]
-        safely(|| {
-            self.span =
-                Some(tracing::debug_span!(target: "redlatch", "wait", lock = %_lock, kind, woken = Empty));
-        });
+        let make = || tracing::debug_span!(target: "redlatch", "wait", lock = %_lock, kind, woken = Empty);
+        #[cfg(feature = "tracing")]
+        (self.span = Span::new(make));
     }
 
     /// The latest reason to ask again.
     pub(crate) fn woken(&mut self, _woken: WakeReason) {
         #[cfg(feature = "tracing")]
-        if let Some(span) = &self.span {
-            safely(|| {
-                span.record("woken", _woken.word());
-            });
-        }
+        self.span.record("woken", _woken.word());
     }
 }
 
@@ -128,7 +149,7 @@ impl WaitSpan {
 /// entered: the keeper must not depend on a subscriber.
 pub(crate) struct RenewSpan {
     #[cfg(feature = "tracing")]
-    span: Option<tracing::Span>,
+    span: Span,
 }
 
 impl RenewSpan {
@@ -136,15 +157,13 @@ impl RenewSpan {
     pub(crate) fn new(_lock: &Name, _kind: &'static str) -> RenewSpan {
         #[cfg(feature = "tracing")]
         {
-            let mut span = None;
-            if LevelFilter::current() >= LevelFilter::DEBUG {
-                safely(|| {
-                    span = Some(tracing::debug_span!(
-                        target: "redlatch", parent: None, "renew", lock = %_lock, kind = _kind, outcome = Empty
-                    ));
-                });
-            }
-            RenewSpan { span }
+            let make = || {
+                tracing::debug_span!(
+                    target: "redlatch", parent: None, "renew", lock = %_lock, kind = _kind, outcome = Empty
+                )
+            };
+            let is_recorded = LevelFilter::current() >= LevelFilter::DEBUG;
+            RenewSpan { span: if is_recorded { Span::new(make) } else { Span::default() } }
         }
         #[cfg(not(feature = "tracing"))]
         RenewSpan {}
@@ -152,11 +171,7 @@ impl RenewSpan {
 
     pub(crate) fn end(self, _outcome: &'static str) {
         #[cfg(feature = "tracing")]
-        if let Some(span) = self.span {
-            safely(move || {
-                span.record("outcome", _outcome);
-            });
-        }
+        self.span.record("outcome", _outcome);
     }
 }
 
@@ -199,12 +214,12 @@ pub(crate) async fn acquiring<T: Grant>(
         if let Ok(Some((token, _hold))) = outcome.as_mut().map(Grant::granted) {
             // Beside the span of the call, not inside it: that one ends now.
             #[cfg(feature = "tracing")]
-            safely(|| {
+            {
                 let token = token.map(FencingToken::get);
-                _hold.span = Some(
-                    tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty),
+                _hold.span = Span::new(
+                    || tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty),
                 );
-            });
+            }
             observer.emit(|| Event::Granted { lock: lock.clone(), kind, token, waited });
         }
     }

@@ -72,8 +72,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
             }
             ProposalOutcome::Granted(token) => {
                 // The lease counts from when the first granted request was written: the time in the
-                // client's queue does not use it up.
-                // Not reached without one: a majority granted it.
+                // client's queue does not use it up. A majority granted it, so there is one.
                 let Some(sent) = tally.granted_since else {
                     return not_granted(guard, tally, votes, subscription);
                 };

@@ -4,7 +4,6 @@
 use std::mem;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -44,10 +43,11 @@ impl Client {
 
 impl Keeper {
     fn end_all(&self) {
+        self.schedule().unreleased.get_or_insert_default();
+        // Before the holds are taken: a lease that comes later finds it.
+        let _again = self.closing.begun.set(());
         let holds = {
             let mut schedule = self.schedule();
-            self.closing.has_begun.store(true, Ordering::SeqCst);
-            schedule.unreleased.get_or_insert_default();
             let mut holds = mem::take(&mut schedule.holds);
             for (_, (lease, entry)) in &mut holds {
                 // The lease is not trusted any more: only now may its release be sent. Under the
@@ -61,7 +61,6 @@ impl Keeper {
             holds
         };
         self.notify.notify_one();
-        self.closing.notify.notify_waiters();
         let reports: Vec<_> = holds.iter().filter_map(|(_, (lease, _))| lease.announce()).collect();
         reports.into_iter().for_each(|report| report());
     }

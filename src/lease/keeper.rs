@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use slab::Slab;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -34,8 +34,8 @@ const FIRST_REPAIR: Duration = Duration::from_millis(100);
 
 /// Renews leases, the soonest first, and releases what was dropped.
 ///
-/// A lease is in the schedule or in one batch until it is removed. That changes under the lock of
-/// the schedule, so a lease that was released is never renewed afterwards.
+/// A lease is in the schedule, in one batch, or left to its deadline until it is removed. That
+/// changes under the lock of the schedule, so one that was released is never renewed afterwards.
 pub(super) struct Keeper {
     pub(super) nodes: Arc<Nodes>,
     schedule: Guarded<Schedule>,
@@ -82,9 +82,8 @@ impl Keeper {
         let pause = lease.until().since(lease.counts_from()) / RENEWALS_PER_TTL;
         let soon = if is_unanimous { pause } else { pause.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
-            Renewal::Automatic => Some(lease.counts_from() + soon),
-            // Not renewed, but polled if another hold of its owner turns out to be lost.
-            Renewal::Never => lease.attempt().kind.has_owner.then(|| lease.until()),
+            Renewal::Automatic => lease.counts_from() + soon,
+            Renewal::Never => lease.until(), // only asked about
         };
         lease.attempt().note_granted(lease.counts_from());
         // Of a hold that is passed on, earlier: while it was, it was none of those asked about.
@@ -95,9 +94,7 @@ impl Keeper {
             schedule.expedite_siblings(std::slice::from_ref(lease));
             self.notify.notify_one();
         }
-        if let Some(due) = due.or_else(|| schedule.has_asked_since(sent).then_some(sent)) {
-            schedule.insert(lease, due, sent, &self.notify);
-        }
+        schedule.insert(lease, due, sent, &self.notify);
     }
 
     /// Never renews the lease again, and ends it. Returns how it ended: it may have ended before.
@@ -154,21 +151,9 @@ impl Keeper {
         self.has_ended.load(Ordering::SeqCst)
     }
 
-    /// Its task has ended: drops what is left, and wakes the callers that wait for it.
-    pub(super) fn end(&self) {
-        let left = {
-            let mut schedule = self.schedule();
-            self.has_ended.store(true, Ordering::SeqCst);
-            std::mem::take(&mut *schedule)
-        };
-        drop(left);
-        self.settled.notify_waiters();
-        drop(self.polls.write());
-    }
-
     /// Its task.
     async fn run(self: Arc<Keeper>) {
-        let _end_guard = EndGuard { keeper: Arc::clone(&self) };
+        let _end_guard = EndGuard(Arc::clone(&self));
         let (mut batches, mut watches) = (JoinSet::new(), JoinSet::new());
         for place in 0..self.nodes.count() {
             watches.spawn(Arc::clone(&self).watch_connections(place));
@@ -251,34 +236,28 @@ pub(super) fn log_given_up(given_up: Option<Arc<Attempt>>) {
 /// Whether a client is being closed, and the calls that may yet acquire or release something.
 #[derive(Default)]
 pub(super) struct Closing {
-    pub(super) has_begun: AtomicBool,
-    pub(super) notify: Notify,
+    pub(super) begun: SetOnce<()>,
     pub(super) open_calls: Guarded<Slab<Name>>,
 }
 
 impl Closing {
     pub(super) fn has_begun(&self) -> bool {
-        self.has_begun.load(Ordering::SeqCst)
-    }
-
-    /// Waits until the client is being closed.
-    pub(super) async fn wait_until_begun(&self) {
-        let notify = self.notify.notified();
-        tokio::pin!(notify);
-        notify.as_mut().enable();
-        if !self.has_begun() {
-            notify.await;
-        }
+        self.begun.initialized()
     }
 }
 
-/// Wakes the callers that wait for the keeper when its task ends.
-struct EndGuard {
-    keeper: Arc<Keeper>,
-}
+/// Dropped when the keeper's task ends: drops what is left, and wakes the callers that wait for it.
+struct EndGuard(Arc<Keeper>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.keeper.end();
+        let left = {
+            let mut schedule = self.0.schedule();
+            self.0.has_ended.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *schedule)
+        };
+        drop(left);
+        self.0.settled.notify_waiters();
+        drop(self.0.polls.write());
     }
 }

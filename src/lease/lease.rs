@@ -261,7 +261,9 @@ impl Lease {
         let until = sent + self.attempt().trusted_span(ttl);
         let until = self.longest_until().map_or(until, |longest| until.min(longest));
         let extended = self.0.deadline.extend(until);
-        self.0.is_renewing.store(false, Ordering::Relaxed);
+        if extended {
+            self.0.is_renewing.store(false, Ordering::Relaxed);
+        }
         extended
     }
 

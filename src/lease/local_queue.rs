@@ -83,14 +83,6 @@ struct LocalEntry {
     local_queues: Arc<Guarded<Queues>>,
 }
 
-impl Queues {
-    /// What the local waiters of a lock listen to. It is sent to without the lock of the queues:
-    /// that runs the wakers of tasks.
-    fn events(&self, name: &Name) -> Option<watch::Sender<LockEvent>> {
-        self.by_name.get(name)?.events.clone()
-    }
-}
-
 impl LocalQueues {
     /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter`
     /// enters at once if its owner holds the lock.
@@ -125,9 +117,9 @@ impl LocalQueues {
 
     /// Notifies the local waiters of a lock.
     pub(super) fn announce(&self, name: &Name, event: LockEvent) {
-        let events = self.0.lock().events(name);
+        let events = self.0.lock().by_name.get(name).and_then(|local_queue| local_queue.events.clone());
         if let Some(events) = events {
-            events.send_replace(event);
+            events.send_replace(event); // not under the lock: it runs the wakers of tasks
         }
     }
 

@@ -172,7 +172,7 @@ impl LockRequest {
 
     /// Says so if the lock is waited for by the task that holds it.
     pub(super) fn warn_of_waiting_for_itself(&self) {
-        if self.client.is_held_by_caller(&self.name) {
+        if cfg!(feature = "tracing") && self.client.is_held_by_caller(&self.name) {
             event!(warn, lock = %self.name, kind = self.kind.name,
                 "a task waits for a lock that it holds itself: a nested call needs the owner of the outer one");
         }
@@ -216,7 +216,7 @@ pub(super) async fn unless_closed<T>(
     let keeper = &request.client.keeper;
     let outcome = tokio::select! {
         biased;
-        () = keeper.closing.wait_until_begun() => None,
+        _begun = keeper.closing.begun.wait() => None,
         outcome = request.client.with_runtime(call.as_mut()) => Some(outcome),
     };
     let context = || request.client.context(operation, &request.name);

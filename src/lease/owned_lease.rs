@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -46,7 +45,6 @@ pub(crate) struct OwnedLease {
     lease: Lease,
     pub(super) hold: HoldSpan,
     _count: HoldCount,
-    is_leaked: AtomicBool,
     /// If tasks of this client compete for the lock.
     cohort: Option<Arc<Cohort>>,
     /// Set while the hold is released or converted. Dropped last, when the keeper has what is left
@@ -58,9 +56,9 @@ impl OwnedLease {
     pub(super) fn new(mut guard: AttemptGuard, granted: GrantedLease) -> OwnedLease {
         let GrantedLease { lease, is_unanimous } = granted;
         guard.hold(&lease, is_unanimous);
-        let (_count, is_leaked) = (guard.client.nodes.count_hold(), AtomicBool::new(false));
+        let _count = guard.client.nodes.count_hold();
         let (hold, cohort, call) = (HoldSpan::default(), None, None);
-        OwnedLease { guard, lease, hold, _count, is_leaked, cohort, call }
+        OwnedLease { guard, lease, hold, _count, cohort, call }
     }
 
     /// The server has granted the lock to the task at the front: for a short time, the tasks behind
@@ -302,9 +300,8 @@ impl OwnedLease {
     }
 
     /// The lock is never released from now on: it ends with its TTL. Returns how the lease ended,
-    /// which may have been before.
+    /// which may have been before: then what is left of it is released.
     pub(crate) fn leak(&self) -> LeaseEnd {
-        self.is_leaked.store(true, Ordering::Relaxed);
         self.keep_reserved();
         self.cohort.iter().for_each(|cohort| cohort.end());
         self.guard.client.keeper.forget(&self.lease, LeaseEnd::Leaked)
@@ -313,7 +310,7 @@ impl OwnedLease {
 
 impl Drop for OwnedLease {
     fn drop(&mut self) {
-        if !*self.is_leaked.get_mut() && self.pass() {
+        if self.pass() {
             self.guard.attempt.report_release();
             return;
         }
@@ -321,11 +318,10 @@ impl Drop for OwnedLease {
         // The guard is dropped after this: until then, a close must not find that everything is
         // released.
         self.call.get_or_insert_with(|| OpenCall::new(keeper, &self.guard.attempt.name));
-        let end = keeper.forget(&self.lease, LeaseEnd::Released);
-        if *self.is_leaked.get_mut() {
-            self.guard.leak();
-        } else if end == LeaseEnd::Closed {
-            self.guard.leave(); // the keeper has it
+        match keeper.forget(&self.lease, LeaseEnd::Released) {
+            LeaseEnd::Leaked => self.guard.leak(),
+            LeaseEnd::Closed => self.guard.leave(), // the keeper has it
+            LeaseEnd::Released | LeaseEnd::Lost | LeaseEnd::Revoked => {}
         }
     }
 }

@@ -114,12 +114,11 @@ impl Keeper {
         match tally.state {
             LeaseState::Held => {
                 lease.entry().without = NodeSet::default();
+                let is_only_asked = ttl.is_none() || lease.options().renewal == Renewal::Never;
                 match ttl {
                     // It was asked about, and keeps its end.
-                    Some(_) if lease.options().renewal == Renewal::Never && !lease.is_lost() => {
-                        if schedule.has_asked_since(sent) {
-                            schedule.insert(lease, sent, sent, &self.notify);
-                        }
+                    _ if is_only_asked && !lease.is_lost() => {
+                        schedule.insert(lease, lease.until(), sent, &self.notify);
                     }
                     Some(ttl) if lease.extend(sent, ttl) => {
                         schedule.insert(lease, sent + ttl / RENEWALS_PER_TTL, sent, &self.notify);
@@ -129,7 +128,6 @@ impl Keeper {
                         let what = (lease.name(), lease.kind().name, || lease.owner());
                         reports.extend(renewed(lease.attempt().observer(), what, until));
                     }
-                    None if !lease.is_lost() => schedule.insert(lease, lease.until(), sent, &self.notify),
                     _ => self.lose(schedule, lease, LeaseEnd::Lost, reports),
                 }
                 false

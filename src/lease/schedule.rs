@@ -266,9 +266,7 @@ impl Schedule {
 
     /// Makes a lease due now, unless it has ended or a batch has it.
     pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
-        let is_never_due = lease.options().renewal == Renewal::Never && !lease.attempt().kind.has_owner;
-        let has_ended = lease.entry().has_ended;
-        if !has_ended && (self.due.remove(lease) || is_never_due) {
+        if self.due.remove(lease) {
             self.due.insert(lease, now);
         }
     }

@@ -29,7 +29,8 @@ const CONTENTION_PAUSE: Duration = Duration::from_millis(5);
 /// a time.
 const MAX_RETRIES: u32 = 2;
 
-/// After how many polls a task is warned if it waits for itself: after more than a second.
+/// After how many polls a task is warned if it waits for itself: after about a second, or if it is
+/// not notified, after four pauses of its own.
 const POLLS_BEFORE_A_WARNING: u32 = 4;
 
 /// A server rounds what is left of a TTL.

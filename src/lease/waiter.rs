@@ -12,7 +12,7 @@ use super::owned_lease::GrantedLease;
 use super::poll_budget::PollBudget;
 use crate::wire::{AnnouncedGrant, Mailbox};
 
-/// The pause before the first poll of a waiter that is notified; each later one is twice as long.
+/// The pause before the first poll of a waiter; each later one is twice as long.
 pub(super) const FIRST_POLL: Duration = Duration::from_millis(250);
 
 /// How an attempt waits: queued or not, notified or polling.

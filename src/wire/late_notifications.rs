@@ -62,16 +62,13 @@ impl LateNotifications {
 
     /// Handles a message for an attempt that does not wait.
     pub(super) fn receive(&self, id: Uuid, place: usize) {
+        let to_answer = |waiter: &mut FormerWaiter| waiter.note(place).then(|| Arc::clone(&waiter.action));
+        let action = self.0.lock().iter_mut().find(|waiter| waiter.id == id).and_then(to_answer);
         // Called without the lock: the action may log, and a log subscriber may drop another
         // attempt.
-        let action = self.action(id, place);
-        action.inspect(|action| action(place));
-    }
-
-    fn action(&self, id: Uuid, place: usize) -> Option<LateAction> {
-        let mut former_waiters = self.0.lock();
-        let waiter = former_waiters.iter_mut().find(|waiter| waiter.id == id)?;
-        waiter.note(place).then(|| Arc::clone(&waiter.action))
+        if let Some(action) = action {
+            action(place);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What crosses the network: scripts sent to nodes, and wake-ups that come back.
 //!
 //! This module knows no lease, kind or owner. Outside of it, no code names the client library,
-//! except the constructors of [`Locks`](crate::Locks) and the sources of errors.
+//! except `fenced`, the constructors of [`Locks`](crate::Locks), and the sources of errors.
 
 pub(crate) mod answers;
 mod asking;

@@ -302,7 +302,9 @@ impl Node {
     /// sent through, and so everything written before. A server knows what to wait for only if the
     /// request did write; every grant does.
     async fn confirm(&self, call: &Arc<Call>, on: &LiveConnection, reply: Reply) -> Result<Reply, Failure> {
-        let Some((replicas, replica_timeout)) = call.replicas.filter(|_| reply.is_number_from(0)) else {
+        let Some((replicas, replica_timeout)) =
+            call.replicas.filter(|_| matches!(reply.value, Value::Int(0..)))
+        else {
             return Ok(reply);
         };
         let mut wait = redis::cmd("WAIT");

@@ -298,11 +298,6 @@ impl Reply {
     pub(super) fn is_number(&self, number: i64) -> bool {
         self.value == Value::Int(number)
     }
-
-    /// Whether the reply is one integer of at least `least`.
-    pub(super) fn is_number_from(&self, least: i64) -> bool {
-        matches!(self.value, Value::Int(number) if number >= least)
-    }
 }
 
 /// Describes a reply that no script gives. Items of an array may name a holder: shortened.

@@ -131,7 +131,7 @@ impl SharedConnection {
         let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
             let name = self.name.as_deref();
-            let (connection, second) = self.endpoint.clone().connect_pair(limit, has_second, name).await?;
+            let (connection, second) = self.endpoint.connect_pair(limit, has_second, name).await?;
             // For both connections: neither outlives the run of the server that it was made to.
             let (run, time) = self.handshake.run(&connection).await?;
             time.into_iter().for_each(|time| self.server_clock.raise(time));

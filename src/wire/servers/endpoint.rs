@@ -42,16 +42,11 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// Connects, and sets `name` in `CLIENT LIST` if there is one. Must be called on the client's
     /// runtime. The caller ends it after `limit`.
-    pub(super) async fn connect(self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
-        let connection = self.open(limit, name).await?;
-        if let Some(name) = name.filter(|_| !self.is_cluster()) {
-            set_name(name, async |naming| connection.query(&naming, limit).await).await?;
-        }
-        Ok(connection)
-    }
-
-    async fn open(&self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
-        let _each_part_is_named = name;
+    pub(super) async fn connect(
+        &self,
+        limit: Duration,
+        name: Option<&str>,
+    ) -> Result<Connection, RedisError> {
         let connection = match self {
             Endpoint::Server(client) => connect(client, &unlimited(limit)).await?,
             #[cfg(feature = "pool")]
@@ -73,13 +68,17 @@ impl Endpoint {
                 return Ok(Connection::Cluster(masters));
             }
         };
-        Ok(Connection::Server(Arc::new(Batcher::new(connection, limit, &Handle::current()))))
+        let connection = Connection::Server(Arc::new(Batcher::new(connection, limit, &Handle::current())));
+        if let Some(name) = name {
+            set_name(name, async |naming| connection.query(&naming, limit).await).await?;
+        }
+        Ok(connection)
     }
 
     /// Connects once, or twice to the same server, so that a failover between the two does not
     /// separate them. The caller ends it after `limit`.
     pub(in crate::wire) async fn connect_pair(
-        self,
+        &self,
         limit: Duration,
         has_second: bool,
         name: Option<&str>,
@@ -87,15 +86,14 @@ impl Endpoint {
         if !has_second {
             return Ok((self.connect(limit, name).await?, None));
         }
-        let server = match &self {
+        let server = match self {
             #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(sentinel) => Endpoint::Server(sentinel.master().await?),
             server => (*server).clone(),
         };
-        let (one, second) =
-            tokio::try_join!(server.clone().connect(limit, name), server.clone().connect(limit, name))?;
+        let (one, second) = tokio::try_join!(server.connect(limit, name), server.connect(limit, name))?;
         #[cfg(feature = "sentinel")]
-        if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (&self, &server) {
+        if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (self, &server) {
             sentinel.record_master(master);
         }
         Ok((one, Some(second)))

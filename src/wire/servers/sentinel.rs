@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -109,7 +109,7 @@ impl SentinelMaster {
     }
 
     async fn role_of(&self, server: &Client) -> Result<Option<Value>, RedisError> {
-        let mut connection = server.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let mut connection = server.get_multiplexed_async_connection_with_config(&config(self.limit)).await?;
         let role: Vec<Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
         Ok(role.into_iter().next())
     }
@@ -156,7 +156,7 @@ impl SentinelMaster {
     async fn query(&self, sentinel: &ConnectionInfo) -> Result<MasterReport, RedisError> {
         // The connection is not kept: a connection to a sentinel that hangs must not be used again.
         let client = Client::open(sentinel.clone())?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&self.config()).await?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config(self.limit)).await?;
         let mut questions = redis::pipe();
         questions.cmd("SENTINEL").arg("MASTER").arg(&self.name);
         questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
@@ -172,17 +172,13 @@ impl SentinelMaster {
         Ok(MasterReport { epoch, host, port })
     }
 
-    fn at(&self, reports: &MasterReport) -> ConnectionInfo {
-        let (mut addr, to) = (self.master.addr().clone(), reports.clone());
+    fn at(&self, report: &MasterReport) -> ConnectionInfo {
+        let (mut addr, to) = (self.master.addr().clone(), report.clone());
         match &mut addr {
             ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = (to.host, to.port),
             other => *other = ConnectionAddr::Tcp(to.host, to.port),
         }
         self.master.clone().set_addr(addr)
-    }
-
-    fn config(&self) -> AsyncConnectionConfig {
-        config(self.limit)
     }
 }
 

@@ -92,7 +92,11 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "outage-logged-for-each-failure",
-        edits: &[edit("src/wire/outage.rs", "begins.then(|| -> Report {", "true.then(|| -> Report {")],
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "if before == Some(failure.replicas()) {",
+            "if before.is_none() && outage.is_some() {",
+        )],
         test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },
     TestMutant {

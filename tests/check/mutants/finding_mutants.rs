@@ -14,8 +14,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "never-renewed-leases-not-asked-about",
         edits: &[edit(
             "src/lease/schedule.rs",
-            "(self.due.remove(lease) || is_never_due)",
-            "self.due.remove(lease)",
+            "        if self.due.remove(lease) {\n",
+            "        if lease.options().renewal == Renewal::Automatic && self.due.remove(lease) {\n",
         )],
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
@@ -32,7 +32,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "waiting-for-itself-is-silent",
         edits: &[edit(
             "src/lease/lock_request.rs",
-            "        if self.client.is_held_by_caller(&self.name) {\n            event!",
+            "        if cfg!(feature = \"tracing\") && self.client.is_held_by_caller(&self.name) {\n            event!",
             "        if self.client.is_held_by_caller(&self.name) && self.owner.is_some() {\n            event!",
         )],
         test: "logs::a_task_that_waits_for_itself_is_warned_once",

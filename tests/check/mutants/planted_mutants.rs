@@ -31,8 +31,8 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         name: "one-refused-lock-is-an-outage",
         edits: &[edit(
             "src/wire/outage.rs",
-            "match failure.filter(|failure| failure.is_transient()) {",
-            "match failure {",
+            "self.change(failure.filter(|failure| failure.is_transient()))",
+            "self.change(failure)",
         )],
         test: "insight::a_lasting_error_of_one_lock_is_no_outage",
     },

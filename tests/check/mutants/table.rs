@@ -265,8 +265,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "never-renewed",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "            Renewal::Automatic => Some(lease.counts_from() +",
-            to: "            Renewal::Automatic => Some(lease.until() +",
+            from: "            Renewal::Automatic => lease.counts_from() + soon",
+            to: "            Renewal::Automatic => lease.until() + soon",
         }],
         setting: LINGERING,
         rules: &["false loss"],

@@ -27,7 +27,7 @@ async fn lock_timeout_of_zero_tries_once() {
     }
 }
 
-/// The reply to a grant is lost, and the second delivery comes later than it may be granted. That is
+/// The reply to a grant is lost, and the second delivery comes too late to be granted. That is
 /// refused, but the first one holds the lock: it is released, and the error says that it may have
 /// run.
 #[tokio::test(flavor = "multi_thread")]
