@@ -174,6 +174,13 @@ impl Locks {
         self.client.settled().await;
     }
 
+    /// Like [`settled`](Locks::settled), but a last clone gives releases up at some time.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn into_settled(self) {
+        let client = self.client;
+        client.into_settled().await;
+    }
+
     /// Releases everything that this client holds, and acquires nothing from now on: the last call
     /// of a program, and of its graceful shutdown.
     ///

@@ -89,7 +89,7 @@ fn check_may_block() -> Result<(), ConfigError> {
 }
 
 /// The thread: drives the runtime until the client is dropped, and then until its releases have
-/// succeeded or their TTLs have expired.
+/// succeeded or were given up.
 fn serve(runtime: Runtime, ending: oneshot::Receiver<Ending>) {
     runtime.block_on(async {
         // An error: it did not connect.
@@ -97,7 +97,7 @@ fn serve(runtime: Runtime, ending: oneshot::Receiver<Ending>) {
         if let Err(_error) = locks.close(limit).await {
             event!(warn, error = %_error, "the client was dropped with unreleased locks");
             drop(_released);
-            locks.settled().await;
+            locks.into_settled().await;
         }
     });
     // A name that is being resolved may occupy another thread of the runtime for long.

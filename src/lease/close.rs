@@ -41,6 +41,17 @@ impl Client {
     }
 }
 
+#[cfg(feature = "blocking")]
+impl Client {
+    /// Drops this reference, and waits until what was dropped has been released, or was given up:
+    /// the keeper of a client that others have gives nothing up.
+    pub(crate) async fn into_settled(self: Arc<Client>) {
+        let keeper = Arc::clone(&self.keeper);
+        drop(self);
+        keeper.until(|schedule| schedule.open_releases.is_empty() || keeper.has_ended()).await;
+    }
+}
+
 impl Keeper {
     fn end_all(&self) {
         self.schedule().unreleased.get_or_insert_default();

@@ -19,7 +19,7 @@ use crate::clock::Moment;
 use crate::guarded::{Gate, Guarded};
 use crate::name::Name;
 use crate::options::Renewal;
-use crate::traces::event;
+use crate::traces::{Report, event};
 use crate::wire::Nodes;
 
 /// How many batches with releases are in flight at a time. They may wait for a node that hangs, and
@@ -79,7 +79,7 @@ impl Keeper {
     /// Adds the lease of a guard, and renews it from now on if its options say so: soon if not all
     /// nodes granted it, since they may by now.
     pub(super) fn keep(&self, lease: &Lease, is_unanimous: bool, entry: Option<QueueEntry>) {
-        let pause = lease.until().since(lease.counts_from()) / RENEWALS_PER_TTL;
+        let pause = lease.span() / RENEWALS_PER_TTL;
         let soon = if is_unanimous { pause } else { pause.min(FIRST_REPAIR) };
         let due = match lease.options().renewal {
             Renewal::Automatic => lease.counts_from() + soon,
@@ -168,15 +168,19 @@ impl Keeper {
                 // Not in the match: its lock would be held in the arms.
                 let (taken, is_closed) = self.take(releasing < MAX_RELEASING, cleaning_up == 0);
                 match taken {
-                    Ok(batch) => {
-                        let is_cleanup = usize::from(batch.is_cleanup);
-                        let releases = usize::from(!batch.is_cleanup && !batch.releases.is_empty());
-                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
-                        let executed = Arc::clone(&self).execute(batch);
-                        batches.spawn(async move {
-                            executed.await;
-                            (releases, is_cleanup)
-                        })
+                    Ok(mut batch) => {
+                        let over = std::mem::take(&mut batch.over);
+                        say(over.iter().filter_map(Lease::announce).collect());
+                        for part in batch.by_patience(self.nodes.limit()) {
+                            let is_cleanup = usize::from(part.is_cleanup);
+                            let releases = usize::from(!part.is_cleanup && !part.releases.is_empty());
+                            (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
+                            let executed = Arc::clone(&self).execute(part);
+                            batches.spawn(async move {
+                                executed.await;
+                                (releases, is_cleanup)
+                            });
+                        }
                     }
                     Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
                     Err(None) if batches.is_empty() && is_closed => return,
@@ -222,6 +226,15 @@ impl Keeper {
         let schedule = self.schedule();
         // Open, not pending: a release that is being sent is not done.
         open_calls + schedule.holds.len() + schedule.open_releases.len() + schedule.cleanups.len()
+    }
+}
+
+/// Says what has happened, in a task of its own: a subscriber that blocks would keep the thread on
+/// which the keeper was just notified, and no other thread takes over a task that is next on its
+/// own.
+pub(super) fn say(reports: Vec<Report>) {
+    if !reports.is_empty() {
+        tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
     }
 }
 

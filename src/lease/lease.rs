@@ -343,6 +343,12 @@ impl Lease {
         (ttl >= SHORTEST_RENEWAL).then_some(ttl)
     }
 
+    /// For how long it is valid after a confirmation: at first, a grant by a message is one for its
+    /// claim only.
+    pub(super) fn span(&self) -> Duration {
+        self.until().since(self.0.counts_from).min(self.options().ttl)
+    }
+
     /// Where its longest hold ends.
     pub(super) fn longest_until(&self) -> Option<Moment> {
         let attempt = &self.0.attempt;

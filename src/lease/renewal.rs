@@ -4,10 +4,10 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::keeper::{Keeper, log_given_up};
+use super::keeper::{Keeper, log_given_up, say};
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
-use super::schedule::{Abandoned, Batch, PendingRelease, RENEWALS_PER_TTL, Schedule};
+use super::schedule::{Abandoned, Batch, PendingRelease, RENEWALS_PER_TTL, Schedule, patience};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::measure;
@@ -16,8 +16,8 @@ use crate::traces::{RenewSpan, Report, event, released_in_background, renewed};
 use crate::wire::answers::WRONG_TYPE;
 use crate::wire::{Answer, Call, Nodes, Reply, Tally, Vote, replies_of};
 
-/// The longest pause before a renewal without a reply is sent again; a thirtieth of the TTL if that
-/// is shorter.
+/// The longest pause before a renewal without a reply is sent again; a thirtieth of the time for
+/// which the lease is valid after a confirmation, if that is shorter.
 const LONGEST_RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 /// The pause before a release without a reply is sent again.
 const RELEASE_PAUSE: Duration = Duration::from_millis(500);
@@ -32,9 +32,8 @@ impl Keeper {
             (attempt.release(*is_final, entry.as_ref()), *nodes)
         });
         let calls: Vec<(Arc<Call>, NodeSet)> = renewals.chain(releases).collect();
-        // A silent connection must leave time for another one before the shortest lease expires.
-        let shortest = batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();
-        let limit = shortest.map_or(self.nodes.limit(), |ttl| ttl / 4);
+        let limit = batch.renewals.iter().map(|(lease, _)| patience(lease)).min();
+        let limit = limit.unwrap_or(self.nodes.limit());
         let sent = Moment::now();
         let mut sending = SentRenewal::all(&batch.renewals, sent).into_iter();
         let mut answers = self.nodes.ask_ahead(calls, limit).await.into_iter();
@@ -66,12 +65,7 @@ impl Keeper {
         self.notify.notify_one();
         self.repair(degraded, limit).await;
         self.compare_tokens(doubtful, limit, &mut reports).await;
-        if !reports.is_empty() {
-            // In a task of its own: a subscriber that blocks would keep the thread on which the
-            // keeper was just notified, and no other thread takes over a task that is next on its
-            // own.
-            tokio::spawn(async move { reports.into_iter().for_each(|report| report()) });
-        }
+        say(reports);
     }
 
     /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
@@ -144,7 +138,7 @@ impl Keeper {
             LeaseState::Unknown => {
                 lease.entry().without = tally.without_since;
                 // Several tries must fit in before the deadline of a short lease.
-                let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);
+                let pause = (lease.span() / 30).min(LONGEST_RENEWAL_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, sent, &self.notify);
                 let (_lease, _nodes) = (lease.clone(), self.nodes.deployment.nodes);
                 let (_held, _lost) = (tally.with.len(), tally.without.len());

@@ -121,6 +121,32 @@ pub(super) struct Batch {
     pub(super) releases: Vec<PendingRelease>,
     /// Its releases are those of a minority of the nodes.
     pub(super) is_cleanup: bool,
+    /// Leases that were left to their deadline, which has passed.
+    pub(super) over: Vec<Lease>,
+}
+
+impl Batch {
+    /// The requests in parts that may wait about as long for their replies, to within a factor of
+    /// two. The replies take 150 ms, and one of two leases is for half a second: with one limit for
+    /// both, no renewal of the other one was ever confirmed, and after 30 s it was lost.
+    pub(super) fn by_patience(self, longest: Duration) -> Vec<Batch> {
+        let size = |limit: Duration| limit.min(longest).as_micros().checked_ilog2();
+        let mut parts = BTreeMap::<_, Batch>::new();
+        for (lease, ttl) in self.renewals {
+            parts.entry(size(patience(&lease))).or_default().renewals.push((lease, ttl));
+        }
+        if !self.releases.is_empty() {
+            let part = parts.entry(size(longest)).or_default();
+            (part.releases, part.is_cleanup) = (self.releases, self.is_cleanup);
+        }
+        parts.into_values().collect()
+    }
+}
+
+/// For how long a renewal waits for its reply: a silent connection must leave time for another one
+/// before the lease expires.
+pub(super) fn patience(lease: &Lease) -> Duration {
+    lease.span() / 4
 }
 
 impl Schedule {
@@ -200,17 +226,22 @@ impl Schedule {
         may_release: bool,
         may_clean_up: bool,
     ) -> Result<Batch, Option<Moment>> {
-        let mut batch = Batch::default();
+        let (mut batch, mut waiting) = (Batch::default(), Vec::new());
         while batch.renewals.len() < BATCH_SIZE
             && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
         {
             let ttl = lease.next_ttl(now);
-            // A lease that has reached its longest hold is left to its deadline.
             if ttl.is_some() || (lease.attempt().kind.has_owner && !lease.is_lost()) {
                 lease.note_renewing();
                 batch.renewals.push((lease, ttl));
+            } else if lease.is_lost() {
+                batch.over.push(lease);
+            } else {
+                waiting.push(lease);
             }
         }
+        // A lease that has reached its longest hold is left to its deadline.
+        waiting.iter().for_each(|lease| self.due.insert(lease, lease.until()));
         while may_release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.pending_releases.first_entry()
@@ -227,7 +258,7 @@ impl Schedule {
             batch.releases.push(first.remove());
         }
         self.leaseless -= batch.releases.iter().filter(|pending| !pending.abandoned.has_lease).count();
-        if batch.renewals.is_empty() && batch.releases.is_empty() {
+        if batch.renewals.is_empty() && batch.releases.is_empty() && batch.over.is_empty() {
             let due = self.due.next();
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{
@@ -335,7 +335,7 @@ impl Node {
                 return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
-        let generation = connected.generation;
+        let (generation, asked) = (connected.generation, Instant::now());
         let prepared = calls.iter().map(|call| self.prepare(call, &connected)).collect();
         let answers = connected.connection.send_ahead(prepared, limit).await;
         let reply = |(call, answer): (&&Arc<Call>, Result<TimedReply, RedisError>)| match answer {
@@ -345,7 +345,10 @@ impl Node {
                 Ok(reply)
             }
             Err(error) => {
-                self.connection.drop_if_spent(generation, &error);
+                // A server that answers others is only slower than these may wait.
+                if !(error.is_timeout() && connected.connection.has_replied_since(asked)) {
+                    self.connection.drop_if_spent(generation, &error);
+                }
                 Err(self.failure_of_sent(error))
             }
         };

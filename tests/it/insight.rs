@@ -1,10 +1,10 @@
 //! What a program can observe: the stream of events, metrics as Prometheus reads them, and spans.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redlatch::{Event, Events, LossReason, Options, Owner};
+use redlatch::{Event, Events, LossReason, Options, Owner, Renewal};
 
 use crate::support::events::{TRACED, listen, logged_with};
 use crate::support::{Server, Stopwatch, eventually, soon, ttl};
@@ -107,6 +107,31 @@ async fn the_end_of_an_outage_is_reported_without_another_request() {
     server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
     guard.release().await.unwrap();
     while !matches!(next(&mut events).await, Event::OutageEnded { .. }) {}
+}
+
+/// A task that hangs never drops its guard: the loss of its lease is reported all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_loss_of_a_hanging_task_is_reported() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let mut events = locks.events();
+    let unrenewed = ttl(600).renewal(Renewal::Never);
+    let longest = ttl(300).max_hold(Duration::from_millis(300)).drift(0.0);
+    for (options, expected) in [(unrenewed, LossReason::Expired), (longest, LossReason::MaxHold)] {
+        let locks = locks.with_options(options).unwrap();
+        let mut hanging = BTreeMap::new();
+        for number in 0..20 {
+            let name = format!("hangs-{number}");
+            hanging.insert(name.clone(), locks.mutex(name).unwrap().lock().await.unwrap());
+        }
+        let mut left: BTreeSet<String> = hanging.keys().cloned().collect();
+        while !left.is_empty() {
+            if let Event::Lost { lock, reason, .. } = next(&mut events).await {
+                assert_eq!(reason, expected);
+                assert!(left.remove(lock.as_str()), "{lock} is reported twice");
+            }
+        }
+    }
 }
 
 /// A server that refuses one lock for good is well: its other holds are in no danger.

@@ -155,8 +155,8 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     for (name, options, reason) in ended {
         let guard = locks.with_options(options).unwrap().mutex(name).unwrap().lock().await.unwrap();
         soon("the lease is lost", guard.lease().lost()).await;
-        drop(guard); // a lease that is never renewed is logged when its guard ends
         eventually(name, || async { !errors_of(name).is_empty() }).await;
+        drop(guard);
         assert_eq!(errors_of(name), [expected(name, reason)]);
     }
 }

@@ -24,7 +24,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-#[cfg(feature = "cluster")]
 use tokio::time::Instant;
 
 use super::super::error_replies::{closed, is_broken, too_slow};
@@ -135,7 +134,6 @@ impl Batcher {
     }
 
     /// Whether it has delivered a reply since then.
-    #[cfg(feature = "cluster")]
     pub(super) fn has_replied_since(&self, start: Instant) -> bool {
         self.shared.last_reply.at() > start
     }

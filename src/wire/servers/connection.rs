@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
+use tokio::time::Instant;
 
 #[cfg(feature = "cluster")]
 use super::super::error_replies::is_broken;
@@ -124,6 +125,16 @@ impl Connection {
     pub(in crate::wire) fn is_answering(&self) -> bool {
         match self {
             Connection::Server(batcher) => batcher.is_answering(),
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(_) => false,
+        }
+    }
+
+    /// Whether the server has replied to any request since then. (A cluster replaces its
+    /// connections by itself.)
+    pub(in crate::wire) fn has_replied_since(&self, start: Instant) -> bool {
+        match self {
+            Connection::Server(batcher) => batcher.has_replied_since(start),
             #[cfg(feature = "cluster")]
             Connection::Cluster(_) => false,
         }

@@ -58,8 +58,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "short-leases-wait-long-between-renewals",
         edits: &[edit(
             "src/lease/renewal.rs",
-            "let pause = (lease.options().ttl / 30).min(LONGEST_RENEWAL_PAUSE);",
-            "let pause = (lease.options().ttl / 30).max(Duration::from_millis(50)).min(LONGEST_RENEWAL_PAUSE);",
+            "let pause = (lease.span() / 30).min(LONGEST_RENEWAL_PAUSE);",
+            "let pause = (lease.span() / 30).max(Duration::from_millis(50)).min(LONGEST_RENEWAL_PAUSE);",
         )],
         test: "lease::renewal::leases_of_100_ms_survive_one_slow_renewal",
     },

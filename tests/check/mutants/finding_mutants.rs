@@ -20,13 +20,23 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
-        name: "longest-ttl-limits-a-batch",
+        name: "renewal-waits-for-a-whole-lease",
+        edits: &[edit("src/lease/schedule.rs", "    lease.span() / 4\n", "    lease.span()\n")],
+        test: "lease::renewal::short_lease_outlives_a_silent_connection_beside_a_long_one",
+    },
+    TestMutant {
+        name: "one-short-lease-hurries-all",
+        edits: &[edit("src/lease/schedule.rs", "size(patience(&lease))", "size(longest)")],
+        test: "lease::renewal::long_lease_outlives_slow_replies_beside_short_ones",
+    },
+    TestMutant {
+        name: "claims-are-renewed-as-seldom-as-leases",
         edits: &[edit(
             "src/lease/renewal.rs",
-            "batch.renewals.iter().map(|(lease, _)| lease.options().ttl).min();",
-            "batch.renewals.iter().map(|(lease, _)| lease.options().ttl).max();",
+            "let pause = (lease.span() / 30)",
+            "let pause = (lease.options().ttl / 30)",
         )],
-        test: "lease::renewal::short_lease_outlives_a_silent_connection_beside_a_long_one",
+        test: "lease::renewal::a_claim_outlives_a_stall_that_a_lease_of_its_length_does",
     },
     TestMutant {
         name: "waiting-for-itself-is-silent",

@@ -14,7 +14,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         name: "handed-over-renewed-by-ttl",
         edits: &[Edit {
             file: "src/lease/keeper.rs",
-            from: "let pause = lease.until().since(lease.counts_from()) / RENEWALS_PER_TTL;",
+            from: "let pause = lease.span() / RENEWALS_PER_TTL;",
             to: "let pause = lease.options().ttl / RENEWALS_PER_TTL;",
         }],
         test: "suite::mutex_standalone_push_resp2::granted_lease_is_renewed_before_its_claim_ends",

@@ -47,6 +47,21 @@ fn the_last_drop_has_a_limit_and_the_release_continues() {
     fixture.is_disconnected();
 }
 
+/// The server does not come back: the thread gives the release up, as an async client does.
+#[test]
+fn the_thread_ends_although_the_server_does_not_answer() {
+    let fixture = Fixture::start(Topology::Standalone);
+    let options = Options::new().ttl(Duration::from_secs(1)).node_timeout(Duration::from_millis(100));
+    let locks = fixture.locks(options);
+    let guard = locks.mutex("x").unwrap().lock().unwrap();
+    let mut events = locks.as_async().events();
+    fixture.deployment.pause();
+    drop((locks, guard));
+    let ended = async { while events.next().await.is_some() {} };
+    fixture.runtime.block_on(crate::support::soon("the client ends", ended));
+    fixture.deployment.resume();
+}
+
 /// Each call after the end, as the documentation of `close` has it.
 #[test]
 fn a_closed_client_acquires_nothing_and_still_inspects() {

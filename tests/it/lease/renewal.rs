@@ -8,8 +8,8 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::support::{
-    AnyGuard, Deployment, Kind, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, eventually, renewed_by,
-    soon, ttl,
+    AnyGuard, Deployment, Kind, LONGEST_WAIT, Latency, Proxy, Server, Stopwatch, Topology, eventually,
+    patient, renewed_by, soon, ttl,
 };
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
@@ -239,4 +239,60 @@ async fn short_lease_outlives_a_silent_connection_beside_a_long_one() {
     drop((brief, locks));
     proxy.outlive_clients().await;
     server.assert_nothing_left().await;
+}
+
+/// Replies take longer than leases of half a second wait for them, and those of the longer lease
+/// are due with theirs: only its own patience counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lease_outlives_slow_replies_beside_short_ones() {
+    let server = Server::start().await;
+    let way = Latency::start(server.port(), Duration::from_millis(150)).await;
+    let locks = Locks::builder().server(way.url()).options(ttl(3_000)).connect().await.unwrap();
+    let long = locks.mutex("long").unwrap().lock().await.unwrap();
+    let mut tasks = JoinSet::new();
+    for number in 0..20 {
+        let short = locks.with_options(ttl(500)).unwrap().mutex(format!("short-{number}")).unwrap();
+        tasks.spawn(async move {
+            loop {
+                // It needs a renewal, which may come too late.
+                if let Ok(guard) = short.lock().await {
+                    sleep(Duration::from_millis(250)).await;
+                    drop(guard);
+                }
+            }
+        });
+    }
+    for _ in 0..6 {
+        renewed_by(long.lease(), Duration::from_millis(1_000)).await;
+    }
+    tasks.shutdown().await;
+    long.release().await.unwrap();
+    soon("settled() returns", locks.settled()).await;
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// A hold that a message granted is valid for a claim: its renewals are repeated as often as those
+/// of a lease of that length.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_outlives_a_stall_that_a_lease_of_its_length_does() {
+    let server = Server::start().await;
+    let locks = server.locks_with(patient()).await;
+    let others = server.locks_with(patient()).await;
+    let [held, waiting] = [&locks, &others].map(|locks| Kind::Mutex.lock(locks, "handed"));
+    let guard = held.lock().await.unwrap();
+    let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
+    eventually("it is notified", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("it queues", || async { server.queued_for(&held).await == 1 }).await;
+    guard.release().await.unwrap();
+    let granted = soon("it is granted the lock", waiting).await.unwrap();
+    // Claims are three seconds.
+    let left = granted.lease().valid_until() - Instant::now();
+    assert!(left < Duration::from_secs(4), "granted by a message: {left:?}");
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    let before = server.scripts_run().await;
+    eventually("two renewals are refused", || async { server.scripts_run().await >= before + 2 }).await;
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    renewed_by(granted.lease(), Duration::from_secs(5)).await;
+    granted.release().await.unwrap();
 }

@@ -8,6 +8,7 @@ pub mod events;
 mod example;
 pub mod failover;
 mod idle;
+mod latency;
 mod lock_state;
 mod locks;
 mod loss;
@@ -32,6 +33,7 @@ pub use deployment::{Deployment, Topology, servers};
 #[allow(unused_imports, reason = "the fault checker runs no example")]
 pub use example::example;
 #[allow(unused_imports, reason = "the fault checker has an observer of its own")]
+pub use latency::Latency;
 pub use lock_state::{Hold, LockState, Oracle};
 pub use locks::{AnyGuard, AnyLock, Kind};
 #[allow(unused_imports, reason = "the fault checker connects to other addresses")]
