@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::error_replies::too_slow;
 use super::failure::Failure;
 use super::in_flight::{InFlight, LoneRequest};
-use super::quorum::Nodes;
+use super::nodes::Nodes;
 use super::script::Call;
 use super::servers::SentFlag;
 use super::votes::{Stragglers, Vote, Votes};

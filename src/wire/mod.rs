@@ -12,8 +12,8 @@ mod in_flight;
 mod late_notifications;
 mod mailboxes;
 mod node;
+mod nodes;
 mod outage;
-mod quorum;
 mod request;
 mod script;
 mod script_failure;
@@ -31,7 +31,7 @@ pub(crate) use handshake::Membership;
 pub(crate) use in_flight::InFlight;
 pub(crate) use mailboxes::Mailbox;
 pub(crate) use node::Node;
-pub(crate) use quorum::{HoldCount, Nodes, median_clock};
+pub(crate) use nodes::{HoldCount, Nodes, median_clock};
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
 #[cfg(feature = "cluster")]
 pub(crate) use servers::Seeds;

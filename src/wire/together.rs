@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::asking::WaitFor;
 use super::failure::Failure;
 use super::in_flight::{InFlight, LoneRequest};
-use super::quorum::Nodes;
+use super::nodes::Nodes;
 use super::script::{Call, Reply};
 use super::votes::Votes;
 use crate::guarded::Guarded;

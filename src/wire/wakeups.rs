@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::error_replies::{is_error_reply, too_slow};
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
-use super::quorum::Nodes;
+use super::nodes::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
 use crate::deployment::Deployment;
 use crate::guarded::Guarded;

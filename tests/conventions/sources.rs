@@ -53,7 +53,7 @@ const INSIDE: [(&str, &str); 2] = [
         "answers error_replies failure script server_clock request transport connecting refused_connection \
          seeds sentinel last_reply sending batcher master slot_table first_reply masters cluster \
          connection endpoint servers handshake shared_connection in_flight script_failure outage \
-         node votes quorum asking together wake_message late_notifications mailboxes wakeups",
+         node votes nodes asking together wake_message late_notifications mailboxes wakeups",
     ),
     (
         "lease",

@@ -39,7 +39,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "clock-of-one-node-suffices",
         edits: &[edit(
-            "src/wire/quorum.rs",
+            "src/wire/nodes.rs",
             "if outcomes.iter().filter(|outcome| outcome.is_ok()).count() >= self.deployment.majority() {",
             "if outcomes.iter().any(|outcome| outcome.is_ok()) {",
         )],
