@@ -6,6 +6,7 @@
 pub(crate) mod answers;
 mod asking;
 mod error_replies;
+mod facts;
 mod failure;
 mod handshake;
 mod in_flight;
@@ -20,6 +21,7 @@ mod script_failure;
 mod server_clock;
 mod servers;
 mod shared_connection;
+mod subscriber;
 mod together;
 mod votes;
 mod wake_message;

@@ -12,8 +12,9 @@ use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{
     is_broken, is_forbidden, is_moved, names_key, node_of_a_cluster, too_slow, was_redirected, was_refused,
 };
+use super::facts::Facts;
 use super::failure::Failure;
-use super::handshake::{Facts, Handshake, Membership};
+use super::handshake::{Handshake, Membership};
 use super::outage::OutageRecord;
 use super::request::{PreparedCall, TimedReply};
 use super::script::{Call, Reply};

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use super::facts::Facts;
 use super::failure::{Failure, NodeReplies, NodeReply};
-use super::handshake::Facts;
 use super::node::Node;
 use super::request::have_one_slot;
 use crate::clock::Moment;

@@ -52,8 +52,8 @@ const INSIDE: [(&str, &str); 2] = [
         "wire",
         "answers error_replies failure script server_clock request transport connecting refused_connection \
          seeds sentinel last_reply sending batcher master slot_table first_reply masters cluster \
-         connection endpoint servers handshake shared_connection in_flight script_failure outage \
-         node votes nodes asking together wake_message late_notifications mailboxes wakeups",
+         connection endpoint servers facts handshake shared_connection in_flight script_failure outage \
+         node votes nodes asking together wake_message late_notifications mailboxes subscriber wakeups",
     ),
     (
         "lease",
@@ -153,7 +153,7 @@ fn only_the_doctor_reads_the_wall_clock() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let all = ["src", "cli/src"].into_iter().flat_map(|folder| sources(&root.join(folder)));
     let reading: Vec<_> = all.filter(|file| code(file).contains("SystemTime")).collect();
-    assert_eq!(reading, [root.join("src/wire/handshake.rs")]);
+    assert_eq!(reading, [root.join("src/wire/facts.rs")]);
 }
 
 /// No two files of a layer need each other, so each can be read alone, from the lowest one up.

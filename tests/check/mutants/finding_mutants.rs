@@ -309,7 +309,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "refused-ping-ends-the-subscription",
         edits: &[edit(
-            "src/wire/wakeups.rs",
+            "src/wire/subscriber.rs",
             "reply.map_or_else(|refused| is_error_reply(&refused), |_pong| true)",
             "reply.is_ok()",
         )],

@@ -24,7 +24,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "pause-before-a-subscription-stays",
-        edits: &[edit("src/wire/wakeups.rs", "                    pause = SUBSCRIBE_PAUSES.0;\n", "")],
+        edits: &[edit("src/wire/subscriber.rs", "                    pause = SUBSCRIBE_PAUSES.0;\n", "")],
         test: "standalone::wakeups::the_ninth_lost_subscription_is_replaced_as_fast_as_the_first",
     },
     TestMutant {

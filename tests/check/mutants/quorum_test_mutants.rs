@@ -158,7 +158,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "broken-subscriptions-noticed-by-heartbeat",
         edits: &[Edit {
-            file: "src/wire/wakeups.rs",
+            file: "src/wire/subscriber.rs",
             from: "                () = self.disconnected.notified() => return,\n",
             to: "                () = self.disconnected.notified() => {}\n",
         }],

@@ -117,7 +117,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "waiters-not-woken-after-resubscribing",
         edits: &[Edit {
-            file: "src/wire/wakeups.rs",
+            file: "src/wire/subscriber.rs",
             from: "self.mailboxes.notify_all();\n",
             to: "let _: fn(&Mailboxes) = Mailboxes::notify_all;\n",
         }],
@@ -126,7 +126,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "broken-subscription-noticed-by-heartbeat",
         edits: &[Edit {
-            file: "src/wire/wakeups.rs",
+            file: "src/wire/subscriber.rs",
             from: "                () = self.disconnected.notified() => return,\n",
             to: "                () = self.disconnected.notified() => {}\n",
         }],
