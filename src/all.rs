@@ -214,6 +214,7 @@ impl All {
                 Err(_elapsed) => return Err(out_of_time(&self.members[0].request(), limit)),
             },
         };
+        let was_busy = matches!(tried, Ok(None));
         match tried {
             Ok(Some(guard)) => return Ok(guard),
             Ok(None) => {}
@@ -225,7 +226,7 @@ impl All {
         for request in self.members.iter().map(Member::request) {
             let left = until.map(|until| until.since(Moment::now()));
             if let (Some(Duration::ZERO), Some(limit)) = (left, limit) {
-                return Err(request.timed_out(limit));
+                return Err(request.timed_out(limit, was_busy));
             }
             // A lease that is lost meanwhile is not waited with. Large, so not stored twice.
             let acquiring = Leases::of(&holds).while_held(Box::pin(acquire(&request, left))).await;
@@ -253,8 +254,8 @@ fn lost_meanwhile(members: &[Member], ended: Error) -> Error {
 /// Of the time that a call had left for one lock, the caller knows only the whole.
 fn within(whole: Option<Duration>, error: Error) -> Error {
     match (error, whole) {
-        (Error::TimedOut { context, holds_itself, .. }, Some(limit)) => {
-            Error::TimedOut { context, limit, holds_itself }
+        (Error::TimedOut { context, was_busy, holds_itself, .. }, Some(limit)) => {
+            Error::TimedOut { context, limit, was_busy, holds_itself }
         }
         (error, _) => error,
     }

@@ -226,8 +226,8 @@ impl RwLock {
     ///
     /// # Errors
     /// - [`Error::TimedOut`]: the limit elapsed. If the server was failing by then, its failure is
-    ///   returned instead. A limit below the [node timeout](crate::Options::node_timeout) is too
-    ///   short to distinguish a silent server from a busy lock.
+    ///   returned instead. `was_busy` is false if no server had replied: a limit below the [node
+    ///   timeout](crate::Options::node_timeout) ends before that is an error of its own.
     /// - Those of [`read`](RwLock::read).
     ///
     /// # Cancel safety

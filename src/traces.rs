@@ -126,6 +126,10 @@ pub(crate) struct WaitSpan {
 }
 
 impl WaitSpan {
+    pub(crate) fn has_begun(&self) -> bool {
+        self.waiting.is_some()
+    }
+
     /// The lock is busy, and the call waits from now on.
     pub(crate) fn begin(&mut self, _lock: &Name, kind: &'static str) {
         if self.waiting.is_some() {

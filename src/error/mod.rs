@@ -35,13 +35,16 @@ pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain, lacks_unnamed_righ
 /// ```
 #[non_exhaustive]
 pub enum Error {
-    /// The caller's limit elapsed before the lock was free. What was granted meanwhile is released
-    /// in the background. Transient.
+    /// The caller's limit elapsed before the lock was granted. What was granted meanwhile is
+    /// released in the background. Transient.
     TimedOut {
         /// Which operation failed, on which lock and server.
         context: Context,
         /// The limit that the caller set.
         limit: Duration,
+        /// The lock was in use: a server has said so, or another task of this client had it. If
+        /// false, no server had replied: the limit is short, or the server silent.
+        was_busy: bool,
         /// The task, or the thread outside of tasks, held the lock itself: a nested call without
         /// the owner of the outer one, or a mutex that was locked twice. It is looked for among
         /// 10,000 leases of the client at most.

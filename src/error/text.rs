@@ -71,6 +71,9 @@ struct Reason<'a>(&'a Error);
 impl fmt::Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
+            Error::TimedOut { limit, was_busy: false, .. } => {
+                write!(f, "no server had replied within {limit:?}")
+            }
             Error::TimedOut { limit, holds_itself: false, .. } => {
                 write!(f, "the lock was not free within {limit:?}")
             }

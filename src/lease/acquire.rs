@@ -41,7 +41,7 @@ pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> R
     }
     if let Some(limit @ Duration::ZERO) = limit {
         let granted = try_acquire(request).await?;
-        return granted.ok_or_else(|| request.timed_out(limit));
+        return granted.ok_or_else(|| request.timed_out(limit, true));
     }
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     let waiting = pin!(async {

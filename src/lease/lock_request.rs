@@ -164,10 +164,10 @@ impl LockRequest {
         self.client.error(failure, self.context())
     }
 
-    /// The limit of the call has elapsed.
-    pub(crate) fn timed_out(&self, limit: Duration) -> Error {
+    /// The limit of the call has elapsed. `was_busy`: the lock was in use, as far as is known.
+    pub(crate) fn timed_out(&self, limit: Duration, was_busy: bool) -> Error {
         let holds_itself = self.client.is_held_by_caller(&self.name);
-        Error::TimedOut { context: self.context(), limit, holds_itself }
+        Error::TimedOut { context: self.context(), limit, was_busy, holds_itself }
     }
 
     /// Says so if the lock is waited for by the task that holds it.

@@ -34,7 +34,7 @@ impl Progress {
         let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
         match self.replica_failure.take().or_else(outage) {
             Some(failure) => request.error(failure.with_effect_if(may_have_run)),
-            None => request.timed_out(limit),
+            None => request.timed_out(limit, self.wait.has_begun()),
         }
     }
 }
