@@ -24,22 +24,30 @@ const PREFIX: &str = "redlatch-";
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes a cgroup inside of this process's own. `None`: the system has no version 2 with
-    /// `cgroup.kill`, as Linux before 5.14, or this user may not do so.
-    pub(crate) fn create() -> Option<Cgroup> {
+    /// Where [`create`](Cgroup::create) makes one, inside of this process's own. `None`: the system
+    /// has no version 2.
+    pub(crate) fn planned() -> Option<Cgroup> {
         let mounts = read_to_string("/proc/self/mountinfo").ok()?;
         let own = read_to_string("/proc/self/cgroup").ok()?;
         // Not the id of the `run`: every user can read this name, and could give a process that
         // id, for which the lock would stay held.
         let name = format!("{PREFIX}{}-{}", std::process::id(), Uuid::new_v4().simple());
-        let cgroup = Cgroup(folder(&mounts, &own)?.join(name));
-        std::fs::create_dir(&cgroup.0).ok()?;
-        let is_usable = cgroup.0.join("cgroup.kill").exists()
-            && read_to_string(cgroup.0.join("cgroup.type")).is_ok_and(|kind| kind.trim() == "domain");
-        if !is_usable {
-            cgroup.remove();
+        Some(Cgroup(folder(&mounts, &own)?.join(name)))
+    }
+
+    /// Makes it, with this process in it. False if the system has no `cgroup.kill`, as Linux before
+    /// 5.14, or this user may not do so.
+    pub(crate) fn create(&self, first: Pid) -> bool {
+        if std::fs::create_dir(&self.0).is_err() {
+            return false;
         }
-        is_usable.then_some(cgroup)
+        let is_usable = self.0.join("cgroup.kill").exists()
+            && read_to_string(self.0.join("cgroup.type")).is_ok_and(|kind| kind.trim() == "domain")
+            && self.add(first).is_ok();
+        if !is_usable {
+            self.remove();
+        }
+        is_usable
     }
 
     /// That which another process has made.
@@ -53,7 +61,7 @@ impl Cgroup {
     }
 
     /// Moves a process into it.
-    pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
+    fn add(&self, pid: Pid) -> io::Result<()> {
         write(self.0.join("cgroup.procs"), pid.as_raw_nonzero().to_string())
     }
 

@@ -52,14 +52,16 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// A lease that was granted to a waiter lasts for three seconds at first, however long the TTL,
-    /// and is renewed within one. So the grace shrinks with the time that is left.
+    /// and is renewed within one. So the grace is no larger part of the time that is left than of
+    /// the TTL, or than a sixth: of ten minutes, five seconds are hardly a part.
     ///
     /// `scan`: how long it takes to find the command's processes.
     pub(crate) fn new(valid_until: Instant, grace: Grace, scan: Duration) -> Deadline {
         let left = valid_until.saturating_duration_since(Instant::now());
-        let part = (left.as_secs_f64() / grace.ttl.as_secs_f64()).min(1.0);
+        let part = (grace.span.as_secs_f64() / grace.ttl.as_secs_f64()).max(1.0 / 6.0);
+        let term_before = grace.span.min(left.mul_f64(part));
         let kill_before = MARGIN.min(left / 10) + (scan * FACTOR).min(left / 5);
-        Deadline { valid_until, term_before: grace.span.mul_f64(part).max(kill_before), kill_before }
+        Deadline { valid_until, term_before: term_before.max(kill_before), kill_before }
     }
 
     /// Moves with the end of the lease. After the machine has slept that is earlier on the clock of
@@ -107,6 +109,10 @@ mod tests {
                 assert!(end - slow.kill_at() <= left * SECOND * 3 / 10 + SECOND / 100, "{slow:?}");
             }
         }
+        // The first lease of a waiter has a grace, however long the TTL.
+        let deadline =
+            Deadline::new(Instant::now() + 3 * SECOND, Grace::new(600 * SECOND, None).unwrap(), SECOND / 50);
+        assert!(deadline.kill_at() - deadline.term_at() >= SECOND / 10, "{deadline:?}");
         // Following the same end changes nothing, however little of the lease is left.
         let grace = Grace::new(30 * SECOND, None).unwrap();
         let mut deadline = Deadline::new(Instant::now() + 30 * SECOND, grace, Duration::ZERO);

@@ -8,7 +8,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::fs::{Access, access};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -30,7 +30,8 @@ use crate::machine::program;
 /// The first argument of the copy; the command follows.
 pub(crate) const ROLE: &str = "__gate";
 
-/// Before a command that waits to be started. If it is dropped, the copy ends.
+/// Before a command that waits to be started. If it is dropped, the copy ends. Once the command has
+/// started, it says nothing any more.
 pub(crate) struct Gate(UnixStream);
 
 impl Gate {
@@ -44,7 +45,7 @@ impl Gate {
     }
 
     /// Lets the copy become the command.
-    pub(crate) fn open(self) -> io::Result<()> {
+    pub(crate) fn open(&self) -> io::Result<()> {
         let stdin = io::stdin();
         let descriptors = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -53,6 +54,14 @@ impl Gate {
         sendmsg(&self.0, &[IoSlice::new(b"!")], &mut rights, SendFlags::empty())?;
         Ok(())
     }
+
+    /// Why the copy that has ended could not become the command, if it could not.
+    pub(crate) fn failure(&mut self) -> Option<io::Error> {
+        let mut number = [0; 4];
+        self.0.set_nonblocking(true).ok()?;
+        self.0.read_exact(&mut number).ok()?;
+        Some(io::Error::from_raw_os_error(i32::from_ne_bytes(number)))
+    }
 }
 
 /// The copy: waits for its stdin, and executes the command.
@@ -60,7 +69,12 @@ pub(crate) fn main(command: &[OsString]) -> ExitCode {
     let Some((name, arguments)) = command.split_first() else { return ExitCode::from(NOT_FOUND) };
     // Without a descriptor, `run` has given the command up, and says so itself.
     let Ok(Some(stdin)) = receive_stdin() else { return ExitCode::FAILURE };
-    ExitCode::from(refuse(name, &Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec(), None))
+    let Ok(socket) = fcntl_dupfd_cloexec(io::stdin(), 3) else { return ExitCode::FAILURE };
+    let error = Command::new(name).args(arguments).stdin(Stdio::from(stdin)).exec();
+    // Not to stderr: that may block, while `run` holds the lock.
+    let number = error.raw_os_error().unwrap_or_default();
+    let _ = UnixStream::from(socket).write_all(&number.to_ne_bytes());
+    ExitCode::from(code_of(&error))
 }
 
 /// For a word that begins with `-` behind the `--`.
@@ -77,10 +91,17 @@ pub(crate) fn refuse(name: &OsStr, error: &io::Error, taken: Option<&str>) -> u8
             &*format!("; {taken} was taken for the name of the lock: redlatch run NAME COMMAND")
         }
         (None, [b'-', ..]) => OPTION_TIP,
+        (None, _) if error.kind() == io::ErrorKind::NotFound && find(name).is_ok() => {
+            "; the file is there, but not the interpreter that it names"
+        }
         (None, bytes) if bytes.contains(&b' ') && error.kind() == io::ErrorKind::NotFound => LINE_TIP,
         (None, _) => "",
     };
     say(&format!("cannot run {}: {error}{tip}", name.display()));
+    code_of(error)
+}
+
+fn code_of(error: &io::Error) -> u8 {
     match error.kind() {
         io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,

@@ -80,7 +80,7 @@ impl LockArgs {
         };
         match acquired {
             Ok(guard) => Ok(Some(guard)),
-            Err(Error::TimedOut { .. }) => Ok(None),
+            Err(Error::TimedOut { was_busy: true, .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

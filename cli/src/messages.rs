@@ -20,6 +20,9 @@ use crate::signals::Signals;
 /// How often to look whether a terminal takes output again.
 const POLL: Duration = Duration::from_millis(100);
 
+/// How long messages still have once a signal ends the wait for their reader.
+const LAST_CHANCE: Duration = Duration::from_millis(200);
+
 static QUEUE: OnceLock<Sender<Item>> = OnceLock::new();
 
 /// The command has ended and the lock is released, so this program may block and be stopped.
@@ -51,13 +54,16 @@ pub(crate) fn write(line: String) {
 /// Waits until all messages are written. A signal ends the wait.
 pub(crate) async fn written(signals: &mut Signals) {
     IS_LAST.store(true, Ordering::Relaxed);
-    let (sender, end) = oneshot::channel();
+    let (sender, mut end) = oneshot::channel();
     if let Some(queue) = QUEUE.get()
         && queue.send(Item::End(sender)).is_ok()
     {
         tokio::select! {
-            _ = end => {}
-            _ = signals.forwarded() => {}
+            _ = &mut end => {}
+            // It may have come long ago, while the server was silent.
+            _ = signals.forwarded() => {
+                let _ = tokio::time::timeout(LAST_CHANCE, end).await;
+            }
         }
     }
 }

@@ -118,13 +118,15 @@ impl Processes {
         if children_before.is_empty() && adopts_orphans() {
             self.run = Some(getpid());
         }
-        if let (Some(group), Some(cgroup)) = (self.group, Cgroup::create()) {
-            if cgroup.add(group).is_ok() {
-                self.cgroup = Some(cgroup);
-            } else {
-                cgroup.remove();
-            }
-        }
+        self.cgroup = Cgroup::planned();
+    }
+
+    /// Makes the planned cgroup. The watchdog knows of it: it removes it if this process is killed.
+    /// False if this is not possible: then the watchdog is to forget it.
+    pub(crate) fn enter_cgroup(&mut self) -> bool {
+        let planned = self.cgroup.take().zip(self.group);
+        self.cgroup = planned.clone().filter(|(cgroup, group)| cgroup.create(*group)).unzip().0;
+        planned.is_some() == self.cgroup.is_some()
     }
 
     /// What is not reached if the lock is lost, if anything. Call it before the command starts.

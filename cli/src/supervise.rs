@@ -14,7 +14,7 @@ use crate::child_state::{ChildState, state_of};
 use crate::deadline::{Deadline, Grace, Limits};
 use crate::exit::{Failure, code_of, interrupted, say};
 use crate::foreground::Foreground;
-use crate::gate::Gate;
+use crate::gate::{self, Gate};
 use crate::proc;
 use crate::processes::{self, Processes};
 use crate::signals::{Event, Signals};
@@ -58,12 +58,17 @@ pub(crate) async fn run(
     // At once: if this process is killed, the watchdog removes the cgroup. Without a deadline, it
     // also kills the gate at once.
     watchdog.guard(&processes);
+    if !processes.enter_cgroup() {
+        watchdog.guard(&processes);
+    }
     processes.watchdog = Some(watchdog.pid());
     let deadline = Deadline::new(lease.valid_until(), grace, processes.measure());
     watchdog.follow(deadline);
     let gap = command.first().and_then(|program| processes.gap(program));
     let mut command = Command {
         name,
+        program: command.first().cloned().unwrap_or_default(),
+        gate,
         child,
         group,
         processes,
@@ -98,7 +103,7 @@ pub(crate) async fn run(
         say(&format!("lock {:?}: {gap}", command.name));
     }
     command.foreground.lend();
-    if let Err(error) = gate.open() {
+    if let Err(error) = command.gate.open() {
         command.give_up(cgroup).await;
         return Err(Failure::os("start the command")(error));
     }
@@ -108,6 +113,9 @@ pub(crate) async fn run(
 struct Command {
     /// The name of the lock, for messages: those of several jobs may arrive in one mailbox.
     name: String,
+    /// The first word of the command.
+    program: OsString,
+    gate: Gate,
     child: Child,
     group: Pid,
     processes: Processes,
@@ -360,6 +368,9 @@ impl Command {
         }
         *cgroup = self.processes.take_cgroup();
         let status = self.child.wait()?;
+        if let Some(error) = self.gate.failure() {
+            gate::refuse(&self.program, &error, None);
+        }
         if self.was_lent
             && let Some(signal @ (Signal::INT | Signal::QUIT)) =
                 status.signal().and_then(Signal::from_named_raw)

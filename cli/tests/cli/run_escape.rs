@@ -2,6 +2,7 @@
 //! themselves, or clear their environment.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::Command;
@@ -169,8 +170,16 @@ pub fn cgroup_of(pid: Pid) -> Option<PathBuf> {
 
 /// The same, from its line of /proc/PID/cgroup.
 fn folder(cgroups: &str) -> Option<PathBuf> {
-    let own =
-        cgroups.lines().find_map(|line| line.strip_prefix("0::")).filter(|own| own.contains("redlatch-"));
+    folder_of(cgroups).filter(|folder| folder.to_string_lossy().contains("redlatch-"))
+}
+
+/// The cgroup of the test, in which a `run` makes its own.
+fn own_cgroup() -> Option<PathBuf> {
+    folder_of(&std::fs::read_to_string("/proc/self/cgroup").unwrap())
+}
+
+fn folder_of(cgroups: &str) -> Option<PathBuf> {
+    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
     Some(format!("{}{}", mount?.split(' ').nth(4)?, own?).into())
@@ -201,6 +210,26 @@ async fn background_process_leaves_the_cgroup_with_its_command() {
     assert!(is_alive(process));
     assert_eq!(cgroup_of(process), None);
     kill_process(process, Signal::KILL).unwrap();
+}
+
+/// It is killed at some moment of its start: the watchdog knows of the cgroup before it is made.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_cgroup_is_left_of_a_run_that_is_killed_as_it_starts() {
+    let server = Server::start().await;
+    if !makes_cgroups(&server).await {
+        return;
+    }
+    let parent = own_cgroup().unwrap();
+    for number in 0..30 {
+        let mut running = RunningProgram::start(on(&server, &words(&[], &format!("job-{number}"), DAEMON)));
+        let name = format!("redlatch-{}-", running.pid().as_raw_nonzero());
+        tokio::time::sleep(Duration::from_millis(1 + number)).await;
+        running.child.kill().await.unwrap();
+        let is_left = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(&name))
+        };
+        eventually("nothing is left", || async { !std::fs::read_dir(&parent).unwrap().any(is_left) }).await;
+    }
 }
 
 /// The system counts a process as one of its cgroup until its memory is freed, which takes a while.

@@ -1,6 +1,7 @@
 //! `redlatch run` while no program reads its messages.
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -160,6 +161,25 @@ async fn lock_is_released_although_stderr_is_blocked() {
     let (text, ended) = tokio::join!(rest(reader), running.end());
     assert_eq!(ended.code, 128 + 15, "{ended:?}");
     assert!(text.contains("stays held"), "{text}");
+}
+
+/// The copy of the program that was to become the command says nothing itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_is_released_although_stderr_is_blocked_and_the_command_cannot_run() {
+    let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("script");
+    std::fs::write(&file, "#!/no/interpreter\n").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (reader, writer) = full_pipe();
+    let words = ["run", "--hold-at-least", "10ms", "job", "--", file.to_str().unwrap()];
+    let running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
+    eventually("it has the lock", || async { server.run::<bool>(&["EXISTS", "{lock:job}:fence"]).await })
+        .await;
+    is_held(&server, "job", false).await;
+    let (text, ended) = tokio::join!(rest(reader), running.end());
+    assert_eq!(ended.code, 127, "{ended:?}");
+    assert!(text.contains("cannot run") && text.contains("interpreter"), "{text}");
 }
 
 /// A reader that never reads does not keep a program that gets TERM.

@@ -87,3 +87,15 @@ async fn data_lost_by_a_server_that_stays_up_ends_the_command_at_the_next_renewa
     assert!(ended.stderr.contains("the server has lost its data"), "{ended:?}");
     ends(command).await;
 }
+
+/// A limit below the node timeout ends before the silence is noticed: nothing said that the lock
+/// is held, so this is no conflict, which cron is not to be told of.
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_of_a_server_is_no_conflict() {
+    let server = Server::start().await;
+    server.run::<()>(&["CLIENT", "PAUSE", "600000", "WRITE"]).await;
+    let ended = run_on(&server, &["run", "-w", "0.3", "-E", "0", "job", "--", "echo", "started"]).await;
+    server.run::<()>(&["CLIENT", "UNPAUSE"]).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (69, ""), "{ended:?}");
+    assert!(ended.stderr.contains("no server had replied"), "{ended:?}");
+}
