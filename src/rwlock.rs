@@ -142,9 +142,9 @@ pub struct RwLock {
 
 impl RwLock {
     pub(crate) fn new(lock: NamedLock) -> RwLock {
-        let side = |ttl: Option<Duration>| {
-            let options = (*lock.options).clone().ttl(ttl.unwrap_or(lock.options.ttl));
-            NamedLock { options: Arc::new(options), ..lock.clone() }
+        let side = |ttl: Option<Duration>| match ttl {
+            Some(ttl) => NamedLock { options: Arc::new((*lock.options).clone().ttl(ttl)), ..lock.clone() },
+            None => lock.clone(),
         };
         RwLock { read: side(lock.options.read_ttl), write: side(lock.options.write_ttl), owner: None }
     }

@@ -119,7 +119,7 @@ impl Hold {
 impl Grant for Hold {
     fn granted(&mut self) -> Option<(Option<FencingToken>, &mut HoldSpan)> {
         match self {
-            Hold::Own(hold) => Some((hold.lease().fencing_token(), &mut hold.hold)),
+            Hold::Own(hold) => Some((hold.lease().fencing_token(), &mut hold.span)),
             Hold::Joint(part) => Some((part.lease().fencing_token(), &mut part.span)),
             Hold::Nested(_) => None, // its first guard was granted it
         }

@@ -89,7 +89,7 @@ impl Keeper {
         // Of a hold that is passed on, earlier: while it was, it was none of those asked about.
         let sent = lease.attempt().confirmed();
         let mut schedule = self.schedule();
-        lease.entry().hold = schedule.holds.insert((lease.clone(), entry));
+        lease.entry().place = schedule.holds.insert((lease.clone(), entry));
         if schedule.shows_a_loss(lease) {
             schedule.expedite_siblings(std::slice::from_ref(lease));
             self.notify.notify_one();

@@ -76,7 +76,7 @@ pub(super) struct LocalFront {
 struct LocalEntry {
     name: Name,
     may_enter: bool,
-    /// It had the turn when it joined the empty queue.
+    /// It was at the front when it joined the empty queue.
     is_first: bool,
     /// Tasks competed for the lock lately.
     expects_others: bool,
@@ -84,8 +84,8 @@ struct LocalEntry {
 }
 
 impl LocalQueues {
-    /// Joins the queue of a lock, and takes the turn if no task has it. A task that `may_enter`
-    /// enters at once if its owner holds the lock.
+    /// Joins the queue of a lock, and comes to the front if no task is there. A task that
+    /// `may_enter` enters at once if its owner holds the lock.
     pub(super) fn join(&self, name: &Name, may_enter: bool) -> Result<LocalFront, LocalWaiter> {
         let mut local_queues = self.0.lock();
         let is_first = !local_queues.by_name.contains_key(name);
@@ -204,7 +204,7 @@ impl LocalQueues {
 }
 
 impl LocalWaiter {
-    /// Splits the waiter into a future of the turn and a receiver of events.
+    /// Splits the waiter into a future of the front and a receiver of events.
     pub(super) fn split(self) -> (impl Future<Output = LocalFront>, watch::Receiver<LockEvent>) {
         let LocalWaiter { places, events, entry } = self;
         let front = async move {

@@ -73,7 +73,7 @@ impl LockRequest {
 
     /// The longest pause between two polls. Clients differ by up to a sixteenth, so that they do
     /// not poll at the same moment.
-    pub(super) fn poll(&self, attempt: &Attempt, is_notified: bool) -> Duration {
+    pub(super) fn longest_pause(&self, attempt: &Attempt, is_notified: bool) -> Duration {
         // A waiter that sends no request for as long as its claim counts as dead. If its messages
         // arrive, a poll is for that alone, and 0.9 s of a claim of 3 s are left for a slow one.
         let longest = attempt.claim().mul_f64(if is_notified { 0.7 } else { 0.5 });

@@ -43,7 +43,7 @@ const LEAST_PART: u32 = 3;
 pub(crate) struct OwnedLease {
     guard: AttemptGuard,
     lease: Lease,
-    pub(super) hold: HoldSpan,
+    pub(super) span: HoldSpan,
     _count: HoldCount,
     /// If tasks of this client compete for the lock.
     cohort: Option<Arc<Cohort>>,
@@ -57,8 +57,8 @@ impl OwnedLease {
         let GrantedLease { lease, is_unanimous } = granted;
         guard.hold(&lease, is_unanimous);
         let _count = guard.client.nodes.count_hold();
-        let (hold, cohort, call) = (HoldSpan::default(), None, None);
-        OwnedLease { guard, lease, hold, _count, cohort, call }
+        let (span, cohort, call) = (HoldSpan::default(), None, None);
+        OwnedLease { guard, lease, span, _count, cohort, call }
     }
 
     /// The server has granted the lock to the task at the front: for a short time, the tasks behind
@@ -181,14 +181,14 @@ impl OwnedLease {
     async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
         let doubt = self.guard.client.keeper.confirm(&self.lease).await.err();
         if self.pass() {
-            self.hold.end(LeaseEnd::Released.word());
+            self.span.end(LeaseEnd::Released.word());
             return Ok(());
         }
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = || client.context(Operation::Release, &attempt.name);
         self.call = Some(OpenCall::new(&client.keeper, &attempt.name));
         let end = client.keeper.forget(&self.lease, LeaseEnd::Released);
-        self.hold.end(end.word());
+        self.span.end(end.word());
         if end != LeaseEnd::Released {
             self.keep_reserved(); // a revocation has given nothing back
             // The server may still hold it: dropped here, it is released in the background.

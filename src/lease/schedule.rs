@@ -68,7 +68,7 @@ pub(super) struct Schedule {
     pub(super) holds: Slab<(Lease, Option<QueueEntry>)>,
     /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<UnreleasedHolds>,
-    entries: u64,
+    last_number: u64,
     /// The newest connection of each node, once it is not the first one.
     connections: BTreeMap<usize, (u64, u64)>,
     /// When a new connection was last noticed.
@@ -168,10 +168,10 @@ impl Schedule {
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
         lease.entry().has_ended = true;
         self.due.remove(lease);
-        let hold = lease.entry().hold;
+        let place = lease.entry().place;
         // It may have been removed before, and another lease may have its place.
-        if self.holds.get(hold).is_some_and(|(held, _)| held.is_same(lease)) {
-            self.holds.remove(hold);
+        if self.holds.get(place).is_some_and(|(held, _)| held.is_same(lease)) {
+            self.holds.remove(place);
         }
         lease.end_as(how)
     }
@@ -188,9 +188,9 @@ impl Schedule {
 
     /// Counts one more attempt that is to be released, and returns its number.
     fn number_release(&mut self, attempt: &Attempt) -> u64 {
-        self.entries += 1;
-        self.open_releases.insert(self.entries, attempt.name.clone());
-        self.entries
+        self.last_number += 1;
+        self.open_releases.insert(self.last_number, attempt.name.clone());
+        self.last_number
     }
 
     /// The release of an attempt has succeeded or has failed for good.
@@ -213,8 +213,8 @@ impl Schedule {
             self.leaseless += 1;
         }
         let queue = if pending.number.is_some() { &mut self.pending_releases } else { &mut self.cleanups };
-        self.entries += 1;
-        queue.insert((due, self.entries), pending);
+        self.last_number += 1;
+        queue.insert((due, self.last_number), pending);
         None
     }
 
@@ -324,13 +324,13 @@ impl Schedule {
 pub(super) struct DueQueue {
     soonest: BTreeMap<Key, Lease>,
     by_owner: HashMap<(Name, String), BTreeSet<Key>>,
-    entries: u64,
+    last_number: u64,
 }
 
 impl DueQueue {
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
-        self.entries += 1;
-        let key = (due, self.entries);
+        self.last_number += 1;
+        let key = (due, self.last_number);
         lease.entry().due = Some(key);
         self.soonest.insert(key, lease.clone());
         if let Some(owner) = owner_of(lease) {

@@ -12,7 +12,7 @@ pub(super) struct ScheduleEntry {
     /// Where it is in the queue, while it is due at some time.
     pub(super) due: Option<Key>,
     /// Its place among the holds.
-    pub(super) hold: usize,
+    pub(super) place: usize,
     pub(super) has_ended: bool,
     /// The nodes that have answered that they do not have it, since a majority last confirmed it.
     /// Only the batch that renews it reads and writes this.

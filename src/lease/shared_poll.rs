@@ -30,7 +30,7 @@ const MAX_WAITERS: usize = 1024;
 const DEPUTIES: usize = 16;
 const REST: u32 = 3;
 
-/// After how many turns to poll for all waiters of a lock the one that polls then also asks for
+/// After how many rounds of polling for all waiters of a lock the one that polls then also asks for
 /// itself alone: that removes dead waiters and expired marks, while no release does. About once a
 /// minute.
 const SHARED_POLLS: u32 = 32;
@@ -46,8 +46,8 @@ type Terms = (Name, u128, u32);
 #[derive(Default)]
 struct Waiters {
     by_id: HashMap<Uuid, Waiter>,
-    /// How many turns to poll for all there were since one of them asked for itself alone.
-    turns: u32,
+    /// How many rounds for all there were since one of them asked for itself alone.
+    rounds: u32,
 }
 
 struct Waiter {
@@ -76,7 +76,7 @@ pub(super) struct SharedPoll<'a> {
 }
 
 /// A poll for several waiters.
-struct Turn {
+struct PollRound {
     /// The first of them polls.
     waiting: Vec<Arc<Attempt>>,
     /// Whether they are all waiters of the lock.
@@ -101,8 +101,8 @@ impl<'a> SharedPoll<'a> {
     /// # Cancel safety
     /// Cancel safe: another waiter polls after a quarter of `pause`.
     pub(super) async fn poll(&self, pause: Duration) -> Option<Instant> {
-        let Turn { waiting, are_all, asks_alone } = match self.take_turn(pause / 4) {
-            Ok(turn) => turn,
+        let PollRound { waiting, are_all, asks_alone } = match self.take_round(pause / 4) {
+            Ok(round) => round,
             Err(at) => return Some(at),
         };
         let nodes = self.nodes;
@@ -128,14 +128,14 @@ impl<'a> SharedPoll<'a> {
         (own.is_empty() && !asks_alone).then(|| Instant::now() + free_in.min(pause - pause / 10))
     }
 
-    /// Takes the turn, unless another waiter has taken it: then returns when the next poll is due.
+    /// Takes the round, unless another waiter has: then returns when the next poll is due.
     /// The polls of others are `later` then, so that only one of them polls.
-    fn take_turn(&self, later: Duration) -> Result<Turn, Instant> {
+    fn take_round(&self, later: Duration) -> Result<PollRound, Instant> {
         let now = Instant::now();
         let mut polls = self.polls.0.lock();
         let mut waiting = vec![Arc::clone(self.attempt)];
         let Some(waiters) = polls.get_mut(&self.terms) else {
-            return Ok(Turn { waiting, are_all: true, asks_alone: false });
+            return Ok(PollRound { waiting, are_all: true, asks_alone: false });
         };
         if let Some(own) = waiters.by_id.get_mut(&self.attempt.id) {
             own.runs_by = own.due.max(now + own.pause) + own.pause / 2;
@@ -144,8 +144,8 @@ impl<'a> SharedPoll<'a> {
                 return Err(own.due);
             }
         }
-        waiters.turns = (waiters.turns + 1) % SHARED_POLLS;
-        let asks_alone = waiters.turns == 0;
+        waiters.rounds = (waiters.rounds + 1) % SHARED_POLLS;
+        let asks_alone = waiters.rounds == 0;
         let is_other = |other: &&mut Waiter| other.attempt.id != self.attempt.id && now < other.runs_by;
         let mut others: Vec<_> = waiters.by_id.values_mut().filter(is_other).collect();
         let are_all = others.len() < MAX_WAITERS;
@@ -156,7 +156,7 @@ impl<'a> SharedPoll<'a> {
             other.due = now + later.min(other.pause);
             waiting.push(Arc::clone(&other.attempt));
         }
-        Ok(Turn { waiting, are_all, asks_alone })
+        Ok(PollRound { waiting, are_all, asks_alone })
     }
 
     /// The next polls of these waiters, but that of this one, are due after this pause, or after

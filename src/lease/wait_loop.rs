@@ -191,7 +191,7 @@ impl Wait<'_> {
         }
         match taken_for {
             // An attempt that is not queued is not notified.
-            Some(free_in) if is_queued => free_in.min(self.waiter.poll),
+            Some(free_in) if is_queued => free_in.min(self.waiter.longest_pause),
             _ => self.backoff.pause(),
         }
     }
@@ -223,7 +223,7 @@ impl Wait<'_> {
 
     /// Goes on with an attempt that is queued, and is notified if messages arrive.
     async fn queue(&mut self) {
-        let is_notified = self.request.client.wakeups.start(self.waiter.poll).await;
+        let is_notified = self.request.client.wakeups.start(self.waiter.longest_pause).await;
         self.waiter = Waiter::queued(self.request, self.tokens, is_notified);
     }
 

@@ -19,7 +19,7 @@ pub(super) const FIRST_POLL: Duration = Duration::from_millis(250);
 pub(super) struct Waiter {
     pub(super) guard: AttemptGuard,
     /// The longest pause between two polls.
-    pub(super) poll: Duration,
+    pub(super) longest_pause: Duration,
     /// How often it asked and the lock was busy.
     pub(super) polls: u32,
     pub(super) mailbox: Option<Mailbox>,
@@ -39,14 +39,14 @@ impl Waiter {
     /// Reserves `tokens`, if its hold may be passed on.
     pub(super) fn unqueued(request: &LockRequest, tokens: u32) -> Waiter {
         let guard = AttemptGuard::new(request, tokens);
-        let poll = request.poll(&guard.attempt, false);
-        Waiter { guard, poll, polls: 0, mailbox: None, grant_clock: None }
+        let longest_pause = request.longest_pause(&guard.attempt, false);
+        Waiter { guard, longest_pause, polls: 0, mailbox: None, grant_clock: None }
     }
 
     pub(super) fn queued(request: &LockRequest, tokens: u32, is_notified: bool) -> Waiter {
         let mut waiter = Waiter::unqueued(request, tokens);
         let (wakeups, attempt) = (&request.client.wakeups, &waiter.guard.attempt);
-        waiter.poll = request.poll(attempt, is_notified);
+        waiter.longest_pause = request.longest_pause(attempt, is_notified);
         waiter.mailbox = is_notified.then(|| wakeups.mailbox(attempt.id));
         waiter.guard.entry = Some(attempt.queue_entry(is_notified.then(|| wakeups.channel())));
         waiter
@@ -55,7 +55,7 @@ impl Waiter {
     /// How long to pause before this poll: longer each time. A holder that does not notify, as
     /// other libraries do, is then waited for little longer than it held the lock.
     pub(super) fn pause(&self, polls: u32) -> Duration {
-        (FIRST_POLL * (1 << (polls - 1).min(5))).min(self.poll)
+        (FIRST_POLL * (1 << (polls - 1).min(5))).min(self.longest_pause)
     }
 
     /// Sleeps until a notification grants a lease, or until the next poll is due. An unverified
@@ -69,7 +69,7 @@ impl Waiter {
         let (mut until, mut is_notified, mut polls) = (Instant::now() + pause, false, self.polls);
         let AttemptGuard { client, attempt, entry, .. } = &self.guard;
         let join = |entry| {
-            let (servers, pauses) = ((&*client.nodes, &client.wakeups), (until, self.poll));
+            let (servers, pauses) = ((&*client.nodes, &client.wakeups), (until, self.longest_pause));
             client.shared_polls.join(servers, (attempt, entry), pauses)
         };
         let shared_poll = entry.as_ref().filter(|_| is_busy).and_then(join);

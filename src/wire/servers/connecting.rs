@@ -11,7 +11,7 @@ use crate::guarded::Guarded;
 #[derive(Debug, Default)]
 pub(in crate::wire) struct Connecting {
     /// Held by the task that connects, while the others wait for its result.
-    turn: tokio::sync::Mutex<()>,
+    attempting: tokio::sync::Mutex<()>,
     tries: AtomicU64,
     last_failure: Guarded<Option<(u64, RedisError)>>,
 }
@@ -32,7 +32,7 @@ impl Connecting {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let _turn = self.turn.lock().await;
+        let _alone = self.attempting.lock().await;
         if let Some(live) = current() {
             return Ok(live);
         }

@@ -48,7 +48,7 @@ pub(in crate::wire) struct Masters {
     lessons: AtomicU64,
     /// Whether a task of its own learns the slots again.
     is_learning: AtomicBool,
-    turn: AtomicUsize,
+    next: AtomicUsize,
 }
 
 impl Masters {
@@ -72,7 +72,7 @@ impl Masters {
             learning: Connecting::default(),
             lessons: AtomicU64::new(0),
             is_learning: AtomicBool::new(false),
-            turn: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
         });
         masters.learn(None).await?;
         {
@@ -230,10 +230,10 @@ impl Masters {
 
     /// Tries one master after the other, those first that are connected.
     async fn send_to_any(self: &Arc<Masters>, request: &Cmd, deadline: Instant) -> Result<Value, RedisError> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
         let mut masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
         let count = masters.len().max(1);
-        masters.rotate_left(turn % count);
+        masters.rotate_left(next % count);
         masters.sort_by_key(|master| master.current().is_none());
         let tries = masters.into_iter().map(|master| {
             let (this, request) = (Arc::clone(self), request.clone());

@@ -20,20 +20,20 @@ pub(crate) struct Seeds {
     named: Vec<ConnectionInfo>,
     /// Further servers that the cluster had when it was last queried.
     others: Guarded<Vec<ConnectionInfo>>,
-    turn: AtomicUsize,
+    next: AtomicUsize,
 }
 
 impl Seeds {
     /// `named` holds at least one server.
     pub(crate) fn new(named: Vec<ConnectionInfo>) -> Seeds {
-        Seeds { named, others: Guarded::default(), turn: AtomicUsize::new(0) }
+        Seeds { named, others: Guarded::default(), next: AtomicUsize::new(0) }
     }
 
     /// The next server. Each call returns another one.
     pub(super) fn next(&self) -> Result<Client, RedisError> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
         let others = self.others.lock();
-        let place = turn % (self.named.len() + others.len());
+        let place = next % (self.named.len() + others.len());
         Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
     }
 
