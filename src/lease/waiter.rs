@@ -10,6 +10,7 @@ use super::lease::Lease;
 use super::lock_request::LockRequest;
 use super::owned_lease::GrantedLease;
 use super::poll_budget::PollBudget;
+use super::shared_poll::SharedPoll;
 use crate::wire::{AnnouncedGrant, Mailbox};
 
 /// The pause before the first poll of a waiter; each later one is twice as long.
@@ -74,39 +75,26 @@ impl Waiter {
         };
         let shared_poll = entry.as_ref().filter(|_| is_busy).and_then(join);
         loop {
-            loop {
-                let woken = async {
-                    match &shared_poll {
-                        Some(shared_poll) => shared_poll.woken().await,
-                        None => std::future::pending().await,
-                    }
-                };
-                let message = tokio::select! {
-                    biased;
-                    message = timeout_at(until, mailbox.wait()) => match message {
-                        Ok(message) => message,
-                        Err(_elapsed) => break,
-                    },
-                    () = woken => break,
-                };
-                if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
-                    let is_unanimous = true; // there is one server
-                    return WakeEvent::Granted(GrantedLease { lease, is_unanimous });
+            let Some(message) = next_message(mailbox, shared_poll.as_ref(), until).await else {
+                if is_notified {
+                    return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
                 }
-                match budget.take() {
-                    Ok(()) => return WakeEvent::Notified,
-                    Err(at) if at < until => (until, is_notified) = (at, true),
-                    Err(_) => {}
+                let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
+                polls += 1;
+                match shared_poll.poll(self.pause(polls)).await {
+                    Some(at) => until = at,
+                    None => return WakeEvent::PollDue,
                 }
+                continue;
+            };
+            if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
+                let is_unanimous = true; // there is one server
+                return WakeEvent::Granted(GrantedLease { lease, is_unanimous });
             }
-            if is_notified {
-                return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
-            }
-            let Some(shared_poll) = &shared_poll else { return WakeEvent::PollDue };
-            polls += 1;
-            match shared_poll.poll(self.pause(polls)).await {
-                Some(at) => until = at,
-                None => return WakeEvent::PollDue,
+            match budget.take() {
+                Ok(()) => return WakeEvent::Notified,
+                Err(at) if at < until => (until, is_notified) = (at, true),
+                Err(_) => {}
             }
         }
     }
@@ -115,5 +103,24 @@ impl Waiter {
     fn granted_lease(&self, grant: &AnnouncedGrant) -> Option<Lease> {
         let AttemptGuard { client, attempt, entry, .. } = &self.guard;
         self.grant_clock.as_ref()?.lease(client, attempt, entry.as_ref()?, grant)
+    }
+}
+
+/// The next message, which may name a grant; `None` once it is time to poll.
+async fn next_message(
+    mailbox: &Mailbox,
+    shared_poll: Option<&SharedPoll<'_>>,
+    until: Instant,
+) -> Option<Option<AnnouncedGrant>> {
+    let woken = async {
+        match shared_poll {
+            Some(shared_poll) => shared_poll.woken().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        message = timeout_at(until, mailbox.wait()) => message.ok(),
+        () = woken => None,
     }
 }

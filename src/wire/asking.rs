@@ -51,8 +51,16 @@ impl Nodes {
             request.record(&outcome);
             return self.votes(vec![(0, outcome)], wait_for);
         }
+        let rest = self.send_to_several(call, among, in_flight);
+        let replicas = call.replicas.map_or(0, |(count, _)| count);
+        self.gather(self.votes(Vec::new(), wait_for), rest, among, wait_for, replicas).await
+    }
+
+    /// Sends a request to nodes of a quorum. Their votes arrive once a majority has voted, and then
+    /// one by one.
+    fn send_to_several(&self, call: &Arc<Call>, among: NodeSet, in_flight: &Arc<InFlight>) -> Stragglers {
         let (mut sender, more) = oneshot::channel();
-        let mut rest = Stragglers { more: Some(more) };
+        let rest = Stragglers { more: Some(more) };
         let mut pending = Vec::with_capacity(among.len());
         for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
@@ -78,8 +86,18 @@ impl Nodes {
                 }
             }
         });
-        let replicas = call.replicas.map_or(0, |(count, _)| count);
-        let mut votes = self.votes(Vec::new(), wait_for);
+        rest
+    }
+
+    /// Waits for as many votes as are asked for, or until they can no longer come.
+    async fn gather(
+        &self,
+        mut votes: Votes,
+        mut rest: Stragglers,
+        among: NodeSet,
+        wait_for: WaitFor,
+        replicas: u32,
+    ) -> Votes {
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
         let mut is_refused = false;
