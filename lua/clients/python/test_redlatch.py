@@ -10,7 +10,6 @@ import secrets
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -108,7 +107,7 @@ def free_port():
     return port if port < 55000 else free_port()
 
 
-def wait_for(condition, limit=10.0):
+def wait_for(condition, limit=20.0):
     """Waits until the condition is true, and returns its value; a false one after the limit."""
     end = time.monotonic() + limit
     while not (value := condition()) and time.monotonic() < end:
@@ -160,9 +159,18 @@ def server(shared_server):
 
 @pytest.fixture
 def locks(server):
-    locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2, retry=None))
+    locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=10, retry=None))
     yield locks
     locks.close()
+
+
+RARELY = 15.0  # seconds between two polls of `rare_polls`
+
+
+@pytest.fixture
+def rare_polls(monkeypatch):
+    """Waiters with a subscription poll so rarely that even a busy machine notifies them before."""
+    monkeypatch.setattr(redlatch, "CLAIM", 2 * RARELY)
 
 
 # Conformance vectors: they run in two processes beside the other tests.
@@ -253,7 +261,7 @@ def test_counter_loses_no_increment(server):
 def test_owner_nests_and_excludes_others(server, locks):
     owner = str(uuid.uuid4())
     outer = locks.reentrant("n", owner=owner, timeout=0)
-    inner = locks.reentrant("n", owner=owner, timeout=1)
+    inner = locks.reentrant("n", owner=owner, timeout=10)
     assert server.client.hget("lock:n", owner) == "2"
     assert outer.token == inner.token > 0
     with pytest.raises(redlatch.TimedOut):
@@ -268,7 +276,7 @@ def test_prefix_with_white_space(server):
     client = redis.Redis(port=server.port, socket_timeout=2, retry=None)
     locks = redlatch.Locks(client, prefix="my app:")
     try:
-        assert locks.mutex("n", timeout=2).release()  # queued with a channel, it was refused
+        assert locks.mutex("n", timeout=10).release()  # queued with a channel, it was refused
     finally:
         locks.close()
 
@@ -322,19 +330,18 @@ def handover_seconds(server, locks, name):
         return time.monotonic() - begin
 
 
-def test_handover_is_notified_and_not_polled(server, locks):
-    poll_interval = redlatch.CLAIM / 2
-    times = [handover_seconds(server, locks, f"h{i}") for i in range(7)]
-    assert statistics.median(times) < poll_interval / 4, times
+def test_handover_is_notified_and_not_polled(server, locks, rare_polls):
+    for i in range(7):
+        assert handover_seconds(server, locks, f"h{i}") < RARELY / 2
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("is_decoded", [False, True])
-def test_waiters_are_notified_by_every_kind_of_client(server, protocol, is_decoded):
+def test_waiters_are_notified_by_every_kind_of_client(server, protocol, is_decoded, rare_polls):
     client = redis.Redis(port=server.port, protocol=protocol, decode_responses=is_decoded)
     locks = redlatch.Locks(client)
-    times = [handover_seconds(server, locks, f"p{i}") for i in range(5)]
-    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+    for i in range(5):
+        assert handover_seconds(server, locks, f"p{i}") < RARELY / 2
     locks.close()
 
 
@@ -352,10 +359,10 @@ def test_killed_holder_is_succeeded_after_its_ttl(server, locks):
         assert holder.do("acquire", kind="mutex", name="k", ttl_ms=1500, **{"as": "h"})["ok"]
         holder.process.kill()
         holder.process.wait()
-        left, begin = server.client.pttl("lock:k") / 1000, time.monotonic()
-        lease = locks.mutex("k", ttl=3, timeout=10)
+        begin, left = time.monotonic(), server.client.pttl("lock:k") / 1000
+        lease = locks.mutex("k", ttl=3, timeout=20)
         waited = time.monotonic() - begin
-    assert left - 0.05 <= waited < left + redlatch.CLAIM / 2
+    assert left - 0.05 <= waited < left + 5
     assert server.client.get("lock:k") == lease.attempt
     lease.release()
 
@@ -372,12 +379,12 @@ def test_killed_waiter_delays_nobody_for_longer_than_a_claim(server, locks):
             begin = time.monotonic()
             assert holder.release()
             granted.result().release()
-            assert time.monotonic() - begin < redlatch.CLAIM + redlatch.CLAIM / 2
+            assert time.monotonic() - begin < 2 * redlatch.CLAIM - 0.5  # after one claim at most
 
 
 def test_renewal_keeps_a_lock_for_three_ttls(server, locks):
-    with locks.mutex("r", ttl=1.5, timeout=0) as lease:
-        end = time.monotonic() + 3 * 1.5
+    with locks.mutex("r", ttl=3, timeout=10) as lease:
+        end = time.monotonic() + 3 * 3
         holders = set()
         while time.monotonic() < end:
             holders.add(server.client.get("lock:r"))
@@ -387,10 +394,10 @@ def test_renewal_keeps_a_lock_for_three_ttls(server, locks):
 
 
 def test_revoked_lease_is_reported_and_its_release_returns_false(server, locks):
-    lease = locks.mutex("f", ttl=1, timeout=0)
+    lease = locks.mutex("f", ttl=3, timeout=10)
     assert force(server, "f") == [1]
-    with locks.mutex("f", ttl=5, timeout=0) as successor:
-        assert lease.lost.wait(5)
+    with locks.mutex("f", ttl=30, timeout=0) as successor:
+        assert lease.lost.wait(10)
         assert not lease.is_valid and not lease.renew() and not lease.release()
         assert server.client.get("lock:f") == successor.attempt
 
@@ -405,7 +412,7 @@ def test_block_whose_lease_ended_in_an_outage_raises_that():
     with Server() as server:
         locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2, retry=None))
         with pytest.raises(redlatch.LeaseLost):
-            with locks.mutex("o", ttl=1, timeout=0) as lease:
+            with locks.mutex("o", ttl=1, timeout=10) as lease:
                 server.process.kill()
                 assert lease.lost.wait(20)
         assert not lease.release()  # at once, without an error of redis-py
@@ -420,36 +427,36 @@ def test_block_that_raises_releases_and_passes_its_error_on(server, locks):
 
 
 def test_lease_that_was_seen_to_expire_is_not_valid_again(server, locks, monkeypatch):
-    lease, observe, seen = locks.mutex("late", ttl=1, timeout=0), locks._observe, threading.Event()
+    lease, observe, seen = locks.mutex("late", ttl=1, timeout=9), locks._observe, threading.Event()
 
     def observe_late(*time):
         if time:  # of the answer to a renewal, which came before the deadline
-            seen.wait(10)
+            seen.wait(30)
         return observe(*time)
 
     monkeypatch.setattr(locks, "_observe", observe_late)
     assert wait_for(lambda: not lease.is_valid)
     seen.set()
-    assert not wait_for(lambda: lease.is_valid, 0.5) and lease.lost.is_set()
+    assert not wait_for(lambda: lease.is_valid, 0.5) and lease.lost.wait(10)
     assert wait_for(lambda: not server.client.exists("lock:late"))
 
 
 def test_released_lease_is_not_renewed_and_a_second_release_returns_false(server, locks):
-    lease = locks.mutex("l", ttl=0.5, timeout=0)
+    lease = locks.mutex("l", ttl=30, timeout=0)
     assert lease.release() and not lease.release() and not lease.is_valid
-    with locks.mutex("l", ttl=5, timeout=0) as successor:
+    with locks.mutex("l", ttl=30, timeout=0) as successor:
         assert not lease.renew() and not lease.lost.is_set()
         assert server.client.get("lock:l") == successor.attempt
 
 
-def test_killed_connections_are_replaced_and_waiters_notified_again(server, locks):
-    lease = locks.mutex("q", ttl=1, timeout=0)
+def test_killed_connections_are_replaced_and_waiters_notified_again(server, locks, rare_polls):
+    lease = locks.mutex("q", ttl=30, timeout=0)
     for kind in ("normal", "pubsub"):
         server.client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
     assert wait_for(lambda: server.client.pubsub_numsub(locks._channel)[0][1] == 1)
     assert lease.renew() and lease.release()
-    times = [handover_seconds(server, locks, f"q{i}") for i in range(5)]
-    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+    for i in range(5):
+        assert handover_seconds(server, locks, f"q{i}") < RARELY / 2
 
 
 def test_waiter_polls_where_no_notification_comes(server, locks):
@@ -459,12 +466,11 @@ def test_waiter_polls_where_no_notification_comes(server, locks):
         begin = time.monotonic()
         server.client.delete("lock:p")
         granted.result().release()
-        assert time.monotonic() - begin < redlatch.CLAIM
+        assert time.monotonic() - begin < 3 * redlatch.CLAIM  # it polls every half claim
     assert not holder.release()
 
 
-def test_waiter_polls_at_once_when_it_is_subscribed_again(server, locks):
-    times = []
+def test_waiter_polls_at_once_when_it_is_subscribed_again(server, locks, rare_polls):
     for i in range(5):
         call(server.client, "mutex", f"g{i}", "acquire", "holder", "", "", 30000)
         with in_background(locks.mutex, f"g{i}", timeout=20) as granted:
@@ -474,11 +480,10 @@ def test_waiter_polls_at_once_when_it_is_subscribed_again(server, locks):
                 call(together, "mutex", f"g{i}", "release", "holder", "").execute()
             begin = time.monotonic()
             granted.result().release()
-            times.append(time.monotonic() - begin)
-    assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+            assert time.monotonic() - begin < RARELY / 2
 
 
-def test_waiter_polls_at_once_when_its_subscription_is_lost(server):
+def test_waiter_polls_at_once_when_its_subscription_is_lost(server, rare_polls):
     rights = "on >secret ~lock:* ~{lock:* &lock:* +@all".split()
     server.client.execute_command("ACL", "SETUSER", "reader", *rights)
     client = redis.Redis(port=server.port, username="reader", password="secret", socket_timeout=2)
@@ -492,7 +497,7 @@ def test_waiter_polls_at_once_when_its_subscription_is_lost(server):
             server.client.delete("lock:z")
             server.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             granted.result().release()
-            assert time.monotonic() - begin < redlatch.CLAIM / 4
+            assert time.monotonic() - begin < RARELY / 2
     finally:
         locks.close()
         server.client.acl_deluser("reader")
@@ -509,11 +514,11 @@ def test_waiter_keeps_its_place_if_the_queue_is_lost(server, locks):
         assert holder.release() and granted.result().release()
 
 
-def test_timeout_leaves_no_waiter_behind(server, locks):
+def test_timeout_leaves_no_waiter_behind(server, locks, rare_polls):
     holder, begin = locks.mutex("t", ttl=30, timeout=0), time.monotonic()
     with pytest.raises(redlatch.TimedOut):
         locks.mutex("t", timeout=0.2)
-    assert 0.2 <= time.monotonic() - begin < redlatch.CLAIM / 2
+    assert 0.2 <= time.monotonic() - begin < RARELY / 2
     with pytest.raises(redlatch.TimedOut):
         locks.mutex("t", timeout=0)
     assert wait_for(lambda: waiter_count(server, "t") == 0)
@@ -532,11 +537,11 @@ def test_timeout_has_the_failure_that_hid_the_lock_as_its_cause():
     with Server() as server:
         locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2, retry=None))
         _holder = locks.mutex("held", ttl=60, timeout=0)
-        for timeout in (0, 0.3):
+        for timeout in (0, 1):
             assert cause_of_timeout(locks, "held", timeout) is None
         server.client.replicaof("127.0.0.1", 1)
-        assert isinstance(cause_of_timeout(locks, "held", 0.3), redis.exceptions.ReadOnlyError)
-        with in_background(cause_of_timeout, locks, "held", 2) as cause:
+        assert isinstance(cause_of_timeout(locks, "held", 1), redis.exceptions.ReadOnlyError)
+        with in_background(cause_of_timeout, locks, "held", 3) as cause:
             time.sleep(0.3)
             server.client.replicaof("no", "one")
             assert cause.result() is None  # the failure has passed, and the lock was in use
@@ -544,7 +549,7 @@ def test_timeout_has_the_failure_that_hid_the_lock_as_its_cause():
         assert isinstance(cause_of_timeout(locks, "free", 0.3), redis.TimeoutError)
         assert isinstance(cause_of_timeout(locks, "free", 0.05), redis.TimeoutError)
         server.process.kill()
-        assert isinstance(cause_of_timeout(locks, "held", 0.3), redis.ConnectionError)
+        assert isinstance(cause_of_timeout(locks, "held", 1), redis.ConnectionError)
         assert isinstance(cause_of_timeout(locks, "held", 1e-6), redis.TimeoutError)
         locks.close()
 
@@ -556,12 +561,12 @@ def test_request_that_the_time_limit_cuts_short_is_no_failure(server, locks):
         if waking:
             time.sleep(0.5)
         elif words[0] == "acquire":
-            waking.append(threading.Timer(0.25, locks._wake_all))
+            waking.append(threading.Timer(1.25, locks._wake_all))
             waking[0].start()
         return await send(script, keys, words)
 
     locks._send = slow
-    assert cause_of_timeout(locks, "cut", 0.3) is None
+    assert cause_of_timeout(locks, "cut", 1.3) is None
     locks._send = send
     assert holder.release()
 
@@ -578,9 +583,9 @@ def test_lease_that_was_granted_after_a_failure_is_released_without_references(s
     gc.collect()
     gc.disable()
     try:
-        locks.mutex("dropped", timeout=5)
+        locks.mutex("dropped", timeout=10)
         assert not failures
-        assert wait_for(lambda: not server.client.exists("lock:dropped"), 5)
+        assert wait_for(lambda: not server.client.exists("lock:dropped"))
     finally:
         gc.enable()
 
@@ -603,15 +608,15 @@ def test_interrupted_waiter_is_given_up(server, locks):
 def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline():
     with Server() as server:
         locks = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=20, retry=None))
-        lease = locks.mutex("s", ttl=1.5, timeout=0)
+        lease = locks.mutex("s", ttl=1.5, timeout=10)
         os.kill(server.process.pid, signal.SIGSTOP)
         try:
             begin = time.monotonic()
             with pytest.raises(redlatch.TimedOut):
                 locks.mutex("other", ttl=30, timeout=0.5)
-            assert time.monotonic() - begin < 1.5
+            assert time.monotonic() - begin < 4  # the limit of a request is 5 s
             assert lease.lost.wait(5) and not lease.is_valid
-            assert time.monotonic() - begin < 3
+            assert time.monotonic() - begin < 4.5
         finally:
             os.kill(server.process.pid, signal.SIGCONT)
         assert wait_for(lambda: not server.client.exists("lock:s", "lock:other"))
@@ -630,14 +635,14 @@ def test_opening_ends_in_time_if_the_server_hangs(monkeypatch):
 
 
 def test_close_and_the_reader_end_in_time_if_the_server_hangs(monkeypatch):
-    monkeypatch.setattr(redlatch, "LIMIT", 0.3)
     with Server() as server:
         client = redis.Redis(port=server.port, socket_timeout=None, retry=None)
         locks = redlatch.Locks(client)
+        monkeypatch.setattr(redlatch, "LIMIT", 0.3)
         os.kill(server.process.pid, signal.SIGSTOP)
         with pytest.raises(redis.TimeoutError, match="TIME was not answered within 0.3 s"):
-            within(5, lambda: redlatch._run(locks._receive("subscribe", b"")))
-        within(5, locks.close)
+            within(20, lambda: redlatch._run(locks._receive("subscribe", b"")))
+        within(20, locks.close)
 
 
 def test_release_names_the_failure_that_kept_it_from_an_answer(server):
@@ -646,10 +651,10 @@ def test_release_names_the_failure_that_kept_it_from_an_answer(server):
     client = redis.Redis(port=server.port, username="revoked", password="secret", socket_timeout=2)
     locks = redlatch.Locks(client)
     try:
-        lease = locks.mutex("revoked", timeout=5)
+        lease = locks.mutex("revoked", timeout=10)
         server.client.execute_command("ACL", "SETUSER", "revoked", "-evalsha")
         with pytest.raises(redis.TimeoutError, match="last failure: .*evalsha") as raised:
-            lease.release(timeout=0.5)
+            lease.release(timeout=1.5)
         assert isinstance(raised.value.__cause__, redis.exceptions.NoPermissionError)
         server.client.execute_command("ACL", "SETUSER", "revoked", "+evalsha")
         assert wait_for(lambda: not server.client.exists("lock:revoked"))
@@ -714,12 +719,12 @@ def test_refusals_are_typed(server, locks):
     owner, other = str(uuid.uuid4()), str(uuid.uuid4())
     with locks.reentrant("deep", owner=owner, timeout=0, max_depth=1):
         with pytest.raises(redlatch.TooDeep):
-            locks.reentrant("deep", owner=owner, timeout=1, max_depth=1)
+            locks.reentrant("deep", owner=owner, timeout=10, max_depth=1)
     with locks.read("u", owner=owner), locks.read("u", owner=other):
-        with in_background(locks.write, "u", owner=owner, timeout=1) as waiting:
+        with in_background(locks.write, "u", owner=owner, timeout=2) as waiting:
             assert wait_for(lambda: waiter_count(server, "u") == 1)
             with pytest.raises(redlatch.WouldDeadlock):
-                locks.write("u", owner=other, timeout=1)
+                locks.write("u", owner=other, timeout=2)
             assert isinstance(waiting.exception(), redlatch.TimedOut)
     with locks.read("many"):
         defaults = [""] * 6  # min_token to token_ttl_ms
@@ -817,7 +822,7 @@ def test_tokens_ascend_after_the_counter_is_lost(server, locks):
     assert tokens == sorted(set(tokens)) and tokens[-1] <= seconds * 1_000_000 + micros
 
 
-def test_user_of_the_page_may_lock_and_be_notified(server):
+def test_user_of_the_page_may_lock_and_be_notified(server, rare_polls):
     line = re.search(r"^ACL SETUSER locks on >secret.*$", (LUA / "README.md").read_text(), re.M)
     server.client.execute_command(*line[0].split())
     client = redis.Redis(port=server.port, username="locks", password="secret", socket_timeout=2)
@@ -825,25 +830,25 @@ def test_user_of_the_page_may_lock_and_be_notified(server):
     server.client.script_flush()
     try:
         for acquire in (locks.read, locks.write):
-            with acquire("acl", ttl=0.5, timeout=1) as lease:
+            with acquire("acl", timeout=10) as lease:
                 assert lease.renew()
-        with locks.reentrant("acl", owner="me", timeout=1):
+        with locks.reentrant("acl", owner="me", timeout=10):
             assert server.client.exists("lock:acl")
-        times = [handover_seconds(server, locks, f"acl{i}") for i in range(5)]
-        assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+        for i in range(5):
+            assert handover_seconds(server, locks, f"acl{i}") < RARELY / 2
     finally:
         locks.close()
         server.client.acl_deluser("locks")
 
 
-def test_waiter_without_the_right_to_subscribe_polls(server):
+def test_waiter_without_the_right_to_subscribe_polls(server, rare_polls):
     rights = "on >secret ~lock:* ~{lock:* resetchannels +@all -subscribe".split()
     server.client.execute_command("ACL", "SETUSER", "polls", *rights)
     client = redis.Redis(port=server.port, username="polls", password="secret", socket_timeout=2)
     locks = redlatch.Locks(client)
     try:
         assert not locks._is_subscribed.is_set()
-        assert handover_seconds(server, locks, "polls") < redlatch.CLAIM / 2
+        assert handover_seconds(server, locks, "polls") < RARELY / 2
     finally:
         locks.close()
         server.client.acl_deluser("polls")
@@ -851,9 +856,9 @@ def test_waiter_without_the_right_to_subscribe_polls(server):
 
 PROGRAM = """
 import sys, threading, atexit, signal, redis, redlatch
-locks = redlatch.Locks(redis.Redis(port=int(sys.argv[1]), socket_timeout=1, retry=None))
+locks = redlatch.Locks(redis.Redis(port=int(sys.argv[1]), socket_timeout=10, retry=None))
 def work():
-    with locks.mutex("program", ttl=1, timeout=0):
+    with locks.mutex("program", ttl=3, timeout=10):
         held.set()
         sys.stdin.readline()
 held = threading.Event()
@@ -870,20 +875,21 @@ def run_program(server, text):
 
 def has_new_expiry(server, name, old):
     """Whether the lock was renewed: its expiry by the server's clock has moved."""
+    now = time.monotonic()
     left = server.client.pttl(f"lock:{name}")
-    return left > 0 and time.monotonic() + left / 1000 > old + 0.2
+    return left > 0 and now + left / 1000 > old + 0.2
 
 
 def wait_renewals(server, name, count):
     for _ in range(count):
-        old = time.monotonic() + server.client.pttl(f"lock:{name}") / 1000
-        assert wait_for(lambda old=old: has_new_expiry(server, name, old), 5)
+        old = server.client.pttl(f"lock:{name}") / 1000 + time.monotonic()
+        assert wait_for(lambda old=old: has_new_expiry(server, name, old))
 
 
 # The lease is acquired before the end: Python 3.12 may start no thread after that of the main one.
 AFTER_THE_MAIN_THREAD = [
     "threading.Thread(target=work).start(); held.wait()",
-    "lease = locks.mutex('program', ttl=1); atexit.register(lease.release)\n"
+    "lease = locks.mutex('program', ttl=3); atexit.register(lease.release)\n"
     "atexit.register(sys.stdin.readline)",
 ]
 
@@ -892,7 +898,7 @@ AFTER_THE_MAIN_THREAD = [
 def test_work_after_the_main_thread_is_renewed_and_released(server, text):
     with run_program(server, text) as program:
         assert wait_for(lambda: server.client.exists("lock:program"))
-        wait_renewals(server, "program", 4)
+        wait_renewals(server, "program", 2)
         _, log = program.communicate("\n", timeout=20)
     assert program.returncode == 0 and not log
     assert not server.client.exists("lock:program")
@@ -930,24 +936,24 @@ def test_process_ends_while_the_server_hangs():
             os.kill(server.process.pid, signal.SIGSTOP)
             begin = time.monotonic()
             program.communicate("\n", timeout=40)
-            assert program.returncode == 3 and time.monotonic() - begin < 5
+            assert program.returncode == 3 and time.monotonic() - begin < 15  # half of the TTL
             os.kill(server.process.pid, signal.SIGCONT)
 
 
 def test_forked_child_neither_releases_nor_uses_the_lease_of_its_parent(server, locks):
-    lease, (receiver, sender) = locks.mutex("fork", ttl=5, timeout=0), os.pipe()
-    forgotten = [locks.mutex("forgotten", ttl=5, timeout=0)]
+    lease, (receiver, sender) = locks.mutex("fork", ttl=30, timeout=0), os.pipe()
+    forgotten = [locks.mutex("forgotten", ttl=30, timeout=0)]
     locks._lock.acquire()  # as by another thread, which does not exist in the child
     child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        signal.alarm(40)
         with contextlib.suppress(BaseException):
             forgotten.clear()
             answers = [lease.is_valid, lease.renew(), lease.release()]
             with contextlib.suppress(redlatch.LockError):
                 answers.append(locks.mutex("child", timeout=1))
-            own = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=2))
-            answers.append(own.mutex("own", timeout=1).release())
+            own = redlatch.Locks(redis.Redis(port=server.port, socket_timeout=10))
+            answers.append(own.mutex("own", timeout=10).release())
             os.write(sender, json.dumps(answers).encode())
         os._exit(0)
     locks._lock.release()
@@ -961,7 +967,7 @@ def test_forked_child_neither_releases_nor_uses_the_lease_of_its_parent(server, 
 
 def test_lease_without_references_is_released(server, locks):
     locks.mutex("dropped", timeout=0)
-    assert wait_for(lambda: not server.client.exists("lock:dropped"), 5)
+    assert wait_for(lambda: not server.client.exists("lock:dropped"))
 
 
 def test_lease_that_is_collected_inside_the_client_does_not_wait_for_itself(server, locks):
@@ -971,8 +977,8 @@ def test_lease_that_is_collected_inside_the_client_does_not_wait_for_itself(serv
         with locks._lock:  # as _remember_end, where an allocation starts the collector
             leases.clear()
 
-    within(5, collect)
-    assert wait_for(lambda: not server.client.exists("lock:inside"), 5)
+    within(20, collect)
+    assert wait_for(lambda: not server.client.exists("lock:inside"))
 
 
 def test_lease_that_no_thread_can_renew_is_given_up(server, locks, monkeypatch):
@@ -985,10 +991,10 @@ def test_lease_that_no_thread_can_renew_is_given_up(server, locks, monkeypatch):
             with pytest.raises(RuntimeError, match="can't start"):
                 function(*arguments, **options)
 
-    within(5, without_threads, locks.mutex, "full")
+    within(20, without_threads, locks.mutex, "full")
     assert not server.client.exists("lock:full") and server.client.exists("{lock:full}:fence")
-    within(5, without_threads, redlatch.Locks, redis.Redis(port=server.port))
-    assert locks.mutex("full", timeout=1).release()
+    within(20, without_threads, redlatch.Locks, redis.Redis(port=server.port))
+    assert locks.mutex("full", timeout=10).release()
 
 
 def test_message_that_is_read_during_a_release_does_not_answer_for_it(server, locks):
@@ -1030,7 +1036,7 @@ def test_cancelled_task_leaves_no_lock(server, locks):
         assert holder.release()
 
     asyncio.run(cancel(locks.mutex("task", ttl=30, timeout=0)))
-    assert wait_for(lambda: not server.client.exists("lock:task"), 5)
+    assert wait_for(lambda: not server.client.exists("lock:task"))
     assert waiter_count(server, "task") == 0
 
 
@@ -1042,7 +1048,7 @@ def test_sigterm_handled_as_the_page_says_releases(server, half):
     text = f"""
 import asyncio, redis.asyncio, redlatch.asyncio
 async def main():{loop}
-    client = redis.asyncio.Redis(port=int(sys.argv[1]), socket_timeout=1)
+    client = redis.asyncio.Redis(port=int(sys.argv[1]), socket_timeout=10)
     async with redlatch.asyncio.Locks(client) as locks, locks.mutex("program"):
         await asyncio.Event().wait()
 {runs}"""
@@ -1138,22 +1144,20 @@ def cluster_nodes():
         yield nodes
 
 
-def test_cluster_locks_and_notifies():
+def test_cluster_locks_and_notifies(rare_polls):
     with cluster_nodes() as nodes:
-        cluster = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port, socket_timeout=2)
+        cluster = redis.RedisCluster(host="127.0.0.1", port=nodes[0].port, socket_timeout=10)
         locks = redlatch.Locks(cluster)
         check_topology(locks, cluster.exists)
-        times = []
         for i in range(7):
             holder = locks.mutex(f"h{i}", timeout=5)
             waiters = redlatch.lock_keys(f"h{i}", "lock:")[1]
-            with in_background(locks.mutex, f"h{i}", timeout=10) as granted:
+            with in_background(locks.mutex, f"h{i}", timeout=20) as granted:
                 assert wait_for(lambda: cluster.zcount(waiters, "-inf", "(4503599627370496"))
                 begin = time.monotonic()
                 assert holder.release()
                 granted.result().release()
-                times.append(time.monotonic() - begin)
-        assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+                assert time.monotonic() - begin < RARELY / 2
         assert locks._channel.endswith("~")
         locks.close()
 
@@ -1170,7 +1174,7 @@ def is_failover_begun(watcher):
         return watcher.client.execute_command("SENTINEL", "FAILOVER", "locks")
 
 
-def test_sentinel_follows_a_failover():
+def test_sentinel_follows_a_failover(rare_polls):
     with Server() as master, Server("--replicaof", "127.0.0.1", "0") as replica:
         replica.client.replicaof("127.0.0.1", master.port)
         assert wait_for(
@@ -1179,22 +1183,22 @@ def test_sentinel_follows_a_failover():
         monitor = f"sentinel monitor locks 127.0.0.1 {master.port} 1\n"
         with Server(sentinel=monitor + "sentinel down-after-milliseconds locks 1000") as watcher:
             assert wait_for(lambda: watcher.client.sentinel_slaves("locks"), 20)
-            sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=1)
-            locks = redlatch.Locks(sentinel.master_for("locks", socket_timeout=1))
+            sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=5)
+            locks = redlatch.Locks(sentinel.master_for("locks", socket_timeout=5))
             check_topology(locks, master.client.exists)
-            assert handover_seconds(master, locks, "before") < redlatch.CLAIM / 2
+            assert handover_seconds(master, locks, "before") < RARELY / 2
             assert wait_for(lambda: is_failover_begun(watcher), 20)
             assert wait_for(lambda: replica.client.role()[0] == "master", 20)
             assert wait_for(lambda: replica.client.pubsub_numsub(locks._channel)[0][1] == 1, 30)
             locks.mutex("probe", timeout=10).release()
-            times = [handover_seconds(replica, locks, f"after{i}") for i in range(5)]
-            assert statistics.median(times) < redlatch.CLAIM / 2 / 4, times
+            for i in range(5):
+                assert handover_seconds(replica, locks, f"after{i}") < RARELY / 2
             locks.close()
 
 
 def test_worker_answers_concurrent_and_malformed_commands(server):
     with Worker(server.port) as worker:
-        request = {"kind": "mutex", "name": "x", "ttl_ms": 5000}
+        request = {"kind": "mutex", "name": "x", "ttl_ms": 20000}
         assert worker.do("acquire", **request, limit_ms=0, **{"as": "h1"})["token"] > 0
         waits = {"async": True, "id": 7, "as": "h2"}
         worker.send("acquire", **request, limit_ms=10000, **waits)
@@ -1209,7 +1213,7 @@ def test_worker_answers_concurrent_and_malformed_commands(server):
         assert worker.do("renew", **{"as": "h2"}) == {"ok": True, "held": False}
         assert worker.do("lost", limit_ms=5000, **{"as": "h2"}) == {"ok": True}
         assert worker.do("close") == {"ok": True}
-        assert worker.process.wait(10) == 0
+        assert worker.process.wait(20) == 0
 
 
 def test_nothing_but_counters_and_marks_is_left(server, locks):

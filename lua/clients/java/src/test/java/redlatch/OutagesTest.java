@@ -14,6 +14,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.TimeUnit;
+import java.util.regex.Pattern;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -70,6 +71,17 @@ class OutagesTest {
     server.send("REPLICAOF", "NO", "ONE");
   }
 
+  /** Until UNPAUSE, scripts wait, while new connections are made. */
+  private void pause() {
+    server.send("CLIENT", "PAUSE", 20_000, "WRITE");
+  }
+
+  /** Waits for a script that waits: its connection has the flag b. */
+  private void awaitBlocked() {
+    Server.await("the request has come", () -> Pattern.compile("flags=\\w*b").matcher(
+        String.valueOf(server.send("CLIENT", "LIST"))).find());
+  }
+
   @Test
   void busy_common_pool_delays_neither_a_loss_nor_a_release() throws Exception {
     Redlatch.Lease lost = a.mutex("lost").acquire(Duration.ofMillis(1500), LIMIT);
@@ -83,11 +95,11 @@ class OutagesTest {
     }
     try {
       server.send("DEL", "lock:lost");
-      lost.lost.get(5, TimeUnit.SECONDS);
+      lost.lost.get(15, TimeUnit.SECONDS);
       readOnly();
       var released = later(lease::release);
       writable();
-      assertTrue(released.get(5, TimeUnit.SECONDS));
+      assertTrue(released.get(15, TimeUnit.SECONDS));
     } finally {
       end.countDown();
     }
@@ -96,15 +108,20 @@ class OutagesTest {
   @Test
   void close_ends_waiters_which_leave_the_queue() throws Exception {
     a.mutex("x").acquire(TTL, LIMIT);
-    var waiter = later(() -> b.mutex("x").acquire(TTL, Duration.ofHours(1)));
-    awaitWaiters(1);
-    long start = System.nanoTime();
-    b.close();
-    assertEquals(0, server.waiters("x"));
-    assertEquals("CLOSED", refusal(waiter).reason.name());
-    assertTrue(System.nanoTime() - start < 3_000_000_000L, "at once, not at the next poll");
-    assertEquals("CLOSED", refusal(later(() -> b.mutex("y").acquire(TTL, TRY))).reason.name());
-    b.close();
+    long fastest = Long.MAX_VALUE; // the others may have been delayed by a busy machine
+    for (int i = 0; i < 4; i++) {
+      Redlatch c = server.open();
+      var waiter = later(() -> c.mutex("x").acquire(TTL, Duration.ofHours(1)));
+      awaitWaiters(1);
+      long start = System.nanoTime();
+      c.close();
+      assertEquals(0, server.waiters("x"));
+      assertEquals("CLOSED", refusal(waiter).reason.name());
+      fastest = Math.min(fastest, (System.nanoTime() - start) / 1_000_000);
+      assertEquals("CLOSED", refusal(later(() -> c.mutex("y").acquire(TTL, TRY))).reason.name());
+      c.close();
+    }
+    assertTrue(fastest < 1000, "at once, not at the next poll, after 1500 ms: " + fastest);
   }
 
   @Test
@@ -158,7 +175,7 @@ class OutagesTest {
   @Test
   void short_time_limit_keeps_a_healthy_connection() throws Exception {
     Object link = field(a, "link");
-    server.send("CLIENT", "PAUSE", 300);
+    pause();
     assertEquals(Redlatch.Reason.TIMED_OUT, refusal(later(
         () -> a.mutex("x").acquire(TTL, Duration.ofMillis(5)))).reason);
     assertSame(link, field(a, "link"));
@@ -167,12 +184,17 @@ class OutagesTest {
   @Test
   void replaced_connection_still_answers_others() throws Exception {
     Object link = field(a, "link");
-    server.send("CLIENT", "PAUSE", 1500, "WRITE"); // a new connection is made meanwhile
+    pause();
     var attempt = later(() -> a.mutex("x").acquire(TTL, TRY));
-    Thread.sleep(100);
-    assertTrue(a.mutex("y").acquire(Duration.ofMillis(400), LIMIT).release());
-    assertFalse(link == field(a, "link"), "100 ms without an answer replace it");
-    assertTrue(attempt.get(5, TimeUnit.SECONDS).release());
+    awaitBlocked();
+    var repeated = later(() -> a.mutex("y").acquire(Duration.ofMillis(2000), LIMIT));
+    for (int i = 0; i < 600 && link == field(a, "link"); i++) {
+      Thread.sleep(5);
+    }
+    assertFalse(link == field(a, "link"), "500 ms without an answer replace it");
+    server.send("CLIENT", "UNPAUSE");
+    assertTrue(repeated.get(15, TimeUnit.SECONDS).release());
+    assertTrue(attempt.get(15, TimeUnit.SECONDS).release());
   }
 
   @Test
@@ -201,10 +223,11 @@ class OutagesTest {
     b.mutex("x").acquire(TTL, LIMIT);
     assertEquals(Redlatch.Reason.TIMED_OUT, refusal(later(() -> a.mutex("x").acquire(TTL, TRY))).reason);
     assertEquals(0, server.number("ZCARD", "{lock:x}:waiters"));
-    server.send("CLIENT", "PAUSE", 1000, "WRITE");
+    pause();
     var attempt = later(() -> a.mutex("x").acquire(TTL, TRY));
-    Thread.sleep(300);
+    awaitBlocked();
     server.send("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes");
+    server.send("CLIENT", "UNPAUSE");
     assertEquals(Redlatch.Reason.TIMED_OUT, refusal(attempt).reason);
     Server.await("an end mark", () -> server.number("ZCARD", "{lock:x}:waiters") == 1);
   }

@@ -181,7 +181,7 @@ class RedlatchTest {
   @Test
   void handover_is_notified_and_not_polled() throws Exception {
     List<Long> pauses = new ArrayList<>();
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 9; i++) {
       Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
       var waiter = acquireLater(b.mutex("x"), TTL);
       awaitWaiters("x", 1);
@@ -190,17 +190,23 @@ class RedlatchTest {
       get(waiter).release();
       pauses.add((System.nanoTime() - start) / 1_000_000);
     }
+    assertNotified(pauses);
+  }
+
+  /** A busy machine delays some waiters, by any time; one that has just polled waits 1500 ms. */
+  static void assertNotified(List<Long> pauses) {
     pauses.sort(null);
-    assertTrue(pauses.get(2) < 1500 / 2, "a waiter polls every 1500 ms, and had to wait " + pauses);
+    long median = pauses.get(pauses.size() / 2);
+    assertTrue(median < 1000, "a waiter polls every 1500 ms, and had to wait " + pauses);
   }
 
   @Test
   void killed_holder_is_succeeded_when_its_ttl_has_passed() throws Exception {
     try (WorkerProcess holder = new WorkerProcess()) {
-      holder.ask("{'do':'acquire','kind':'mutex','name':'x','ttl_ms':3000,'limit_ms':0,'as':'h'}");
+      holder.ask("{'do':'acquire','kind':'mutex','name':'x','ttl_ms':3000,'as':'h'}");
       holder.kill();
+      long start = System.nanoTime(); // before its TTL is asked for
       long left = server.number("PTTL", "lock:x");
-      long start = System.nanoTime();
       Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
       long waited = (System.nanoTime() - start) / 1_000_000;
       assertTrue(left > 0 && waited >= left - 100, waited + " ms for a TTL of " + left);
@@ -220,16 +226,16 @@ class RedlatchTest {
       long start = System.nanoTime();
       lease.release();
       get(waiter).release();
-      assertTrue(System.nanoTime() - start < 3_500_000_000L, "a claim is 3 s");
+      assertTrue(System.nanoTime() - start < 5_500_000_000L, "a claim is 3 s");
     }
   }
 
   @Test
   void renewal_keeps_the_lock_beyond_its_ttl() throws Exception {
-    Redlatch.Lease lease = a.mutex("x").acquire(Duration.ofMillis(1500), LIMIT);
+    Redlatch.Lease lease = a.mutex("x").acquire(Duration.ofSeconds(3), LIMIT);
     String holder = (String) server.send("GET", "lock:x");
-    long end = server.time() + 3 * 1_500_000;
-    Server.await("three TTLs", () -> {
+    long end = server.time() + 4_500_000;
+    Server.await("one and a half TTLs", () -> {
       assertEquals(holder, server.send("GET", "lock:x"));
       return server.time() > end;
     });
@@ -264,22 +270,27 @@ class RedlatchTest {
 
   @Test
   void works_on_and_is_notified_after_all_connections_were_killed() throws Exception {
-    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
-    var waiter = acquireLater(b.mutex("x"), TTL);
-    awaitWaiters("x", 1);
-    Object channels = server.send("PUBSUB", "CHANNELS", "lock:wake:*");
-    server.send("CLIENT", "KILL", "TYPE", "pubsub");
-    server.send("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes");
-    Server.await("both subscribed again", () -> sorted(channels).equals(sorted(server.send("PUBSUB", "CHANNELS", "lock:wake:*"))));
-    assertTrue(lease.renew());
-    long start = System.nanoTime();
-    lease.release();
-    get(waiter).release();
-    assertTrue(System.nanoTime() - start < 750_000_000, "notified, not polled every 1.5 s");
+    List<Long> pauses = new ArrayList<>();
+    for (int i = 0; i < 5; i++) {
+      Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+      var waiter = acquireLater(b.mutex("x"), TTL);
+      awaitWaiters("x", 1);
+      List<Object> channels = channels();
+      server.send("CLIENT", "KILL", "TYPE", "pubsub");
+      server.send("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes");
+      Server.await("both subscribed again", () -> channels.equals(channels()));
+      assertTrue(lease.renew());
+      long start = System.nanoTime();
+      lease.release();
+      get(waiter).release();
+      pauses.add((System.nanoTime() - start) / 1_000_000);
+    }
+    assertNotified(pauses);
   }
 
-  private static List<Object> sorted(Object list) {
-    return ((List<?>) list).stream().<Object>map(item -> item).sorted().toList();
+  private static List<Object> channels() {
+    List<?> channels = (List<?>) server.send("PUBSUB", "CHANNELS", "lock:wake:*");
+    return channels.stream().<Object>map(item -> item).sorted().toList();
   }
 
   @Test
@@ -302,8 +313,8 @@ class RedlatchTest {
 
   @Test
   void answer_after_the_deadline_is_given_up() throws Exception {
-    server.send("CLIENT", "PAUSE", 1200);
-    Redlatch.Lease lease = a.mutex("x").acquire(Duration.ofMillis(500), LIMIT);
+    server.send("CLIENT", "PAUSE", 2000);
+    Redlatch.Lease lease = a.mutex("x").acquire(Duration.ofMillis(1500), LIMIT);
     assertTrue(lease.isValid());
     assertTrue(lease.release());
     Server.await("only end marks are left", () -> server.number("EXISTS", "lock:x") == 0 && server.waiters("x") == 0);
@@ -403,6 +414,7 @@ class RedlatchTest {
     channel.setAccessible(true);
     ended.setAccessible(true);
     String news = (String) channel.get(c);
+    Server.await("it is subscribed", () -> server.number("PUBLISH", news, "none") == 1);
     List<Object> named = Collections.synchronizedList(new ArrayList<>());
     LongSupplier calls = () -> Pattern.compile("cmdstat_evalsha:calls=(\\d+)")
         .matcher(String.valueOf(server.send("INFO", "commandstats"))).results()
@@ -423,7 +435,7 @@ class RedlatchTest {
     long before = calls.getAsLong();
     assertTrue(lease.release());
     assertEquals(List.of(1L), named); // the listener got the message
-    Server.await("a release for it", () -> calls.getAsLong() == before + 2);
+    Server.await("a release for it", () -> calls.getAsLong() >= before + 2);
     c.close();
   }
 

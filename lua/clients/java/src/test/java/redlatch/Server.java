@@ -208,9 +208,9 @@ final class Server implements AutoCloseable {
   }
 
   static void await(String what, BooleanSupplier condition) {
-    long end = System.nanoTime() + 10_000_000_000L;
+    long end = System.nanoTime() + 30_000_000_000L;
     while (!condition.getAsBoolean()) {
-      if (System.nanoTime() > end) throw new AssertionError("not within 10 s: " + what);
+      if (System.nanoTime() > end) throw new AssertionError("not within 30 s: " + what);
       java.util.concurrent.locks.LockSupport.parkNanos(2_000_000);
     }
   }

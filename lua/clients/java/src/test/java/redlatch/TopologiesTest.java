@@ -14,8 +14,8 @@ import org.junit.jupiter.api.Test;
 
 /** A cluster of three masters; a master with a replica and a Sentinel. */
 class TopologiesTest {
-  private static final Duration TTL = Duration.ofSeconds(20);
-  private static final Duration LIMIT = Duration.ofSeconds(20);
+  private static final Duration TTL = Duration.ofSeconds(60); // longer than a failover
+  private static final Duration LIMIT = Duration.ofSeconds(60);
 
   private static CompletableFuture<Redlatch.Lease> acquireLater(Redlatch.Lock lock) {
     CompletableFuture<Redlatch.Lease> lease = new CompletableFuture<>();
@@ -62,8 +62,7 @@ class TopologiesTest {
         pauses.add((System.nanoTime() - start) / 1_000_000);
         assertEquals(0, waiters(nodes, name));
       }
-      pauses.sort(null);
-      assertTrue(pauses.get(4) < 1500 / 2, "polls every 1500 ms, and had to wait " + pauses);
+      RedlatchTest.assertNotified(pauses);
     } finally {
       for (Server node : nodes) {
         node.close();
@@ -102,7 +101,7 @@ class TopologiesTest {
             ((List<?>) replica.send("PUBSUB", "CHANNELS", "lock:wake:*")).size() == 2);
         assertTrue(lease.renew());
         assertTrue(lease.release());
-        try (Redlatch.Lease next = waiter.get(20, TimeUnit.SECONDS)) {
+        try (Redlatch.Lease next = waiter.get(60, TimeUnit.SECONDS)) {
           assertTrue(next.token() > lease.token());
           assertEquals(1, replica.number("EXISTS", "lock:x"));
         }
