@@ -38,6 +38,9 @@ use serde::{Deserialize, Serialize};
 pub struct FencingToken(NonZeroU64);
 
 impl FencingToken {
+    /// Tokens and times are below this, so that Lua and JavaScript have them exactly.
+    pub(crate) const LIMIT: u64 = 1 << 53;
+
     /// Returns `None` for 0, which scripts return without fencing.
     pub(crate) fn from_reply(token: u64) -> Option<FencingToken> {
         NonZeroU64::new(token).map(FencingToken)

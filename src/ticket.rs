@@ -13,9 +13,6 @@ use crate::shorten::shortened;
 /// The longest attempt, in bytes: the scripts accept no more.
 const LONGEST_ATTEMPT: usize = 128;
 
-/// No token is larger: see [`FencingToken`].
-const LARGEST_TOKEN: u64 = (1 << 53) - 1;
-
 /// A grant reserves at most 1,000.
 const MOST_SPARE_TOKENS: u32 = 999;
 
@@ -187,7 +184,7 @@ impl TryFrom<Fields> for Ticket {
         let Ok(owner) = owner.map(|word| word.parse::<Owner>()).transpose() else {
             return wrong("owner", "has 1 to 256 bytes, no space, no leading colon, and is not \"mode\"");
         };
-        let has_token = token.is_none_or(|token| (1..=LARGEST_TOKEN).contains(&token));
+        let has_token = token.is_none_or(|token| (1..FencingToken::LIMIT).contains(&token));
         let token = token.and_then(FencingToken::from_reply);
         if !has_token {
             return wrong("token", "is from 1 to 2^53 - 1");

@@ -35,6 +35,3 @@ pub(super) const NOT_ADMITTED: i64 = -9;
 
 /// All verbs but `inspect`: the call has not served the lock, and no hold of it was changed.
 pub(super) const NOT_SERVED: i64 = -10;
-
-/// Tokens and times are below this, so that Lua and JavaScript have them exactly.
-pub(super) const HIGHEST: u64 = 1 << 53;

@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::answers::HIGHEST;
 use super::facts::{Facts, info_field, text};
 use super::servers::Connection;
 use crate::diagnosis::{Check, Finding};
 use crate::error::NodeProblem;
+use crate::fencing::FencingToken;
 use crate::guarded::Guarded;
 use crate::traces::event;
 
 /// What is queried on a new connection of a node.
-#[derive(Clone)]
 pub(super) struct Handshake {
     /// How long the server may stay silent.
     pub(super) limit: Duration,
@@ -80,7 +79,7 @@ impl Handshake {
 fn server_time(reply: &Value) -> Result<u64, RedisError> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(reply)?;
     let time = seconds.checked_mul(1_000_000).and_then(|time| time.checked_add(micros));
-    time.filter(|time| *time < HIGHEST).ok_or_else(|| {
+    time.filter(|time| *time < FencingToken::LIMIT).ok_or_else(|| {
         let text = format!("{seconds} s and {micros} us");
         RedisError::from((ErrorKind::UnexpectedReturnType, "the reply to TIME is out of range", text))
     })

@@ -37,7 +37,7 @@ const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
-    connection: SharedConnection,
+    connection: Arc<SharedConnection>,
     outage: OutageRecord,
 }
 
@@ -57,7 +57,8 @@ impl Node {
         let label: Arc<str> = endpoint.label().into();
         let outage = OutageRecord::new(&label, holds, observer);
         let handshake = Handshake { limit, place, label, is_examined: Arc::default() };
-        Node { connection: SharedConnection::new(endpoint, handshake, is_confirming, name), outage }
+        let connection = Arc::new(SharedConnection::new(endpoint, handshake, is_confirming, name));
+        Node { connection, outage }
     }
 
     /// How long a server may stay silent after a request was written, or while it is connected to.

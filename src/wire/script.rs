@@ -10,9 +10,10 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
-use super::answers::{HIGHEST, TOO_LOW};
+use super::answers::TOO_LOW;
 use super::failure::Failure;
 use crate::clock::Moment;
+use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::shorten::shortened;
 
@@ -239,7 +240,7 @@ impl Reply {
 
     /// The same; `None` if it is outside the contract of the scripts.
     pub(crate) fn expected(&self) -> Option<Answer> {
-        let is_possible = |number: i64| number.unsigned_abs() < HIGHEST;
+        let is_possible = |number: i64| number.unsigned_abs() < FencingToken::LIMIT;
         let answer = match &self.value {
             Value::Int(number) if is_possible(*number) => Answer::Final(*number),
             Value::Array(items) => match items.as_slice() {
@@ -258,7 +259,7 @@ impl Reply {
 
     /// The tokens of a call for `count` locks that were all granted.
     pub(crate) fn tokens(&self, count: usize) -> Option<Vec<u64>> {
-        let token = |number: i64| u64::try_from(number).ok().filter(|token| *token < HIGHEST);
+        let token = |number: i64| u64::try_from(number).ok().filter(|token| *token < FencingToken::LIMIT);
         let tokens: Option<Vec<u64>> = self.numbers()?.into_iter().map(token).collect();
         tokens.filter(|tokens| tokens.len() == count)
     }

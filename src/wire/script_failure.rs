@@ -10,10 +10,8 @@ use super::failure::Failure;
 use super::script::Call;
 use super::servers::Connection;
 use crate::error::lacks_unnamed_right;
+use crate::fencing::FencingToken;
 use crate::name::Name;
-
-/// The largest token, and one more.
-const LARGEST: i64 = 1 << 53;
 
 /// The failure of a call, with its cause: a companion key, or a right.
 pub(super) async fn explain_failure(
@@ -68,7 +66,7 @@ fn spoilt_number(bytes: &[u8]) -> Option<&'static str> {
     let number = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<i64>().ok());
     match number {
         None => Some("is not an integer"),
-        Some(number) if number >= LARGEST - 1 => Some("has reached 2^53"),
+        Some(number) if number >= FencingToken::LIMIT.cast_signed() - 1 => Some("has reached 2^53"),
         Some(_) => None,
     }
 }

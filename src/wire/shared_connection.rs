@@ -31,20 +31,19 @@ const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Requests that wait for replicas use a second connection, because requests behind them on the
 /// same connection would wait as well. Both are made together and dropped together, so that a grant
 /// is never on another server than its renewals.
-#[derive(Clone)]
 pub(super) struct SharedConnection {
     pub(super) endpoint: Endpoint,
     pub(super) handshake: Handshake,
     /// The connections' name in `CLIENT LIST`.
     name: Option<Arc<str>>,
     runtime: Handle,
-    current: Arc<Current>,
-    connecting: Arc<Connecting>,
+    current: RwLock<Option<ConnectionPair>>,
+    connecting: Connecting,
     /// How many pairs of connections were made.
-    made: Arc<AtomicU64>,
+    made: AtomicU64,
     pub(super) server_clock: Arc<ServerClock>,
     /// Whether requests wait for replicas.
-    is_confirming: Arc<AtomicBool>,
+    is_confirming: AtomicBool,
 }
 
 /// A connection and its generation: how many were made until then.
@@ -79,11 +78,11 @@ impl SharedConnection {
             handshake,
             name,
             runtime: Handle::current(),
-            current: Arc::default(),
-            connecting: Arc::default(),
-            made: Arc::default(),
+            current: RwLock::default(),
+            connecting: Connecting::default(),
+            made: AtomicU64::new(0),
             server_clock,
-            is_confirming: Arc::new(AtomicBool::new(is_confirming)),
+            is_confirming: AtomicBool::new(is_confirming),
         }
     }
 
@@ -111,11 +110,14 @@ impl SharedConnection {
     /// Takes at most twice the limit, for an attempt that is under way and for one of its own, and
     /// a quarter after each, to learn [why it failed](Endpoint::explain). Callers that wait for one
     /// attempt share its failure, so a dead server costs the last of them no more.
-    pub(super) async fn get(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
+    pub(super) async fn get(
+        self: &Arc<SharedConnection>,
+        is_confirming: bool,
+    ) -> Result<Arc<LiveConnection>, RedisError> {
         if let Some(live) = self.current(is_confirming) {
             return Ok(live);
         }
-        let (this, seen) = (self.clone(), self.connecting.latest());
+        let (this, seen) = (Arc::clone(self), self.connecting.latest());
         // Connects on the client's runtime, where the task that drives the connection outlives the
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
@@ -126,7 +128,10 @@ impl SharedConnection {
         connecting.await.map_err(std::io::Error::other)?
     }
 
-    async fn open(&self, is_confirming: bool) -> Result<Arc<LiveConnection>, RedisError> {
+    async fn open(
+        self: &Arc<SharedConnection>,
+        is_confirming: bool,
+    ) -> Result<Arc<LiveConnection>, RedisError> {
         let limit = self.handshake.limit;
         let has_second = self.is_confirming.fetch_or(is_confirming, Ordering::Relaxed) || is_confirming;
         let connected = async {
@@ -152,14 +157,14 @@ impl SharedConnection {
     }
 
     /// Starts the tasks that look after connections of this generation.
-    fn look_after(&self, generation: u64) -> JoinSet<()> {
+    fn look_after(self: &Arc<SharedConnection>, generation: u64) -> JoinSet<()> {
         #[allow(unused_mut, reason = "only with sentinels")]
         let mut tasks = JoinSet::new();
         #[cfg(feature = "sentinel")]
         if let Endpoint::Sentinel(sentinel) = &self.endpoint {
             // It must not own what owns it.
-            let current = Arc::downgrade(&self.current);
-            tasks.spawn_on(follow_master(Arc::clone(sentinel), current, generation), &self.runtime);
+            let this = Arc::downgrade(self);
+            tasks.spawn_on(follow_master(Arc::clone(sentinel), this, generation), &self.runtime);
         }
         #[cfg(not(feature = "sentinel"))]
         let _ = generation;
@@ -172,7 +177,14 @@ impl SharedConnection {
         // The server's replicas may have moved to another master.
         let is_spent = is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error));
         if is_spent && !self.endpoint.is_cluster() {
-            forget(&self.current, generation);
+            self.forget(generation);
+        }
+    }
+
+    fn forget(&self, generation: u64) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
+            *current = None;
         }
     }
 }
@@ -180,20 +192,11 @@ impl SharedConnection {
 /// Checks periodically whether the connection still leads to the master, and drops it if not. A
 /// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
 #[cfg(feature = "sentinel")]
-async fn follow_master(sentinel: Arc<SentinelMaster>, current: Weak<Current>, generation: u64) {
+async fn follow_master(sentinel: Arc<SentinelMaster>, shared: Weak<SharedConnection>, generation: u64) {
     loop {
         sleep(MASTER_CHECK_INTERVAL).await;
         if sentinel.has_moved().await {
-            return current.upgrade().iter().for_each(|pair| forget(pair, generation));
+            return shared.upgrade().iter().for_each(|shared| shared.forget(generation));
         }
-    }
-}
-
-type Current = RwLock<Option<ConnectionPair>>;
-
-fn forget(current: &Current, generation: u64) {
-    let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
-    if current.as_ref().is_some_and(|pair| pair.shared.generation == generation) {
-        *current = None;
     }
 }

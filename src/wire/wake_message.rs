@@ -3,7 +3,7 @@
 
 use uuid::Uuid;
 
-use super::answers::HIGHEST;
+use crate::fencing::FencingToken;
 use crate::labels::attempt_id;
 
 /// A message: the attempts that it is for, separated by commas, and what it announces to them.
@@ -40,7 +40,7 @@ impl<'a> WakeMessage<'a> {
 impl AnnouncedGrant {
     fn parse(text: &str) -> Option<AnnouncedGrant> {
         let mut words = text.splitn(3, ' ');
-        let mut number = || words.next()?.parse().ok().filter(|number| *number < HIGHEST);
+        let mut number = || words.next()?.parse().ok().filter(|number| *number < FencingToken::LIMIT);
         let (token, time) = (number()?, number()?);
         let key = words.next()?.to_owned();
         Some(AnnouncedGrant { token, time, key })
