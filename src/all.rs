@@ -12,9 +12,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, MembersError};
 use crate::lease::{Client, Hold, acquire, out_of_time, release_after, send_together, try_all};
-use crate::members::MembersError;
 use crate::name::Name;
 use crate::wire::Together;
 

@@ -3,16 +3,17 @@
 
 mod config;
 mod context;
+mod members;
 mod text;
 
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use crate::members::MembersError;
 use crate::name::{Name, NameError};
 
 pub use config::{ConfigError, NodeProblem};
 pub use context::{Context, Operation};
+pub use members::MembersError;
 pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain, lacks_unnamed_right};
 
 /// Why a call on a lock did not succeed.

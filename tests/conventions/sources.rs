@@ -31,7 +31,6 @@ const LAYERS: [(&str, &[&str]); 4] = [
             "inspection",
             "labels",
             "measure",
-            "members",
             "name",
             "options",
             "owner",
