@@ -4,7 +4,12 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Lease, Locks, MutexGuard, Owner, ReentrantGuard, RwLockReadGuard, RwLockWriteGuard};
 
+use tokio::time::timeout;
+
 use crate::exit::Failure;
+
+/// How long to wait for the release of what a request without a reply may have acquired.
+const LATE: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub(crate) struct LockArgs {
@@ -56,7 +61,28 @@ impl LockArgs {
     ) -> Result<Option<Guard>, Failure> {
         // The time for connecting counts, but a limit that connecting uses up allows one try.
         let limit = self.limit().map(|limit| limit.saturating_sub(start.elapsed()));
-        let acquired = if self.shared || self.exclusive {
+        let mut acquired = self.acquire_within(limit, locks, name, owner).await;
+        if let Err(Error::TimedOut { was_busy: false, .. }) = acquired {
+            // The limit was shorter than a request takes: one try, as with -n. What the first one
+            // may have acquired is released before, or this one would find it held.
+            let _late = timeout(LATE, locks.settled()).await;
+            acquired = self.acquire_within(Some(Duration::ZERO), locks, name, owner).await;
+        }
+        match acquired {
+            Ok(guard) => Ok(Some(guard)),
+            Err(Error::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn acquire_within(
+        &self,
+        limit: Option<Duration>,
+        locks: &Locks,
+        name: &str,
+        owner: &Owner,
+    ) -> Result<Guard, Error> {
+        if self.shared || self.exclusive {
             let lock = locks.rwlock(name)?;
             let lock = if self.reentrant { lock.with_owner(owner) } else { lock };
             match (self.shared, limit) {
@@ -77,11 +103,6 @@ impl LockArgs {
                 None => lock.lock().await.map(Guard::Mutex),
                 Some(limit) => lock.lock_timeout(limit).await.map(Guard::Mutex),
             }
-        };
-        match acquired {
-            Ok(guard) => Ok(Some(guard)),
-            Err(Error::TimedOut { was_busy: true, .. }) => Ok(None),
-            Err(error) => Err(error.into()),
         }
     }
 }
