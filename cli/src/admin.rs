@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Error, Finding, Locks, NodeStatus, Owner, RestartGuard, Verdict};
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, is_no_lock, print, print_json, say};
+use crate::exit::{Failure, is_no_lock, one_line, print, print_json, say};
 use crate::servers::{ServerArgs, variable};
 
 /// What `Owner::from_word` takes, in bytes, and the end of a line.
@@ -121,7 +121,7 @@ impl DoctorArgs {
             print_json(&findings.iter().map(as_json).collect::<Vec<_>>())?;
         } else {
             for finding in &findings {
-                print(&finding.to_string())?;
+                print(&one_line(&finding.to_string()))?;
             }
         }
         let is_unknown = |finding: &Finding| matches!(finding.verdict, Verdict::Unknown { .. });
@@ -182,7 +182,7 @@ impl QuorumArgs {
             print("every node has a vote")?;
         }
         for node in &nodes {
-            print(&node.to_string())?;
+            print(&one_line(&node.to_string()))?;
         }
         Ok(u8::from(!nodes.iter().all(NodeStatus::is_voter)))
     }

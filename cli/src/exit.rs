@@ -102,19 +102,23 @@ impl Failure {
             }
             source = cause.source();
         }
-        // The parser of replies explains itself on several lines.
-        text = text.replace('\n', "; ");
         if matches!(self, Failure::Lock(redlatch::Error::Config(_))) {
             for option in ["max_hold", "hold_at_least", "outage_limit", "node_timeout"] {
                 text = text.replace(option, &format!("--{}", option.replace('_', "-")));
             }
+            for option in ["ttl", "label"] {
+                text = text.replace(&format!("{option} is"), &format!("--{option} is"));
+            }
+            text = text.replace("1day", "24h");
         }
+        text = text.replace("call Locks::rejoin", "run `redlatch quorum rejoin`");
         text += match self {
             Failure::Lock(redlatch::Error::WrongType { found, .. }) if is_no_lock(found) => {
                 "; delete the key once the program that wrote it has ended"
             }
             Failure::Lock(redlatch::Error::WrongType { .. }) => {
-                "; commands of one lock must all use --reentrant, or --shared and --exclusive, or neither"
+                "; if it is a lock, its commands must all use --reentrant, or --shared and --exclusive, or neither; \
+                 if not, delete it"
             }
             Failure::Lock(redlatch::Error::Redis { cause, .. }) => match cause.code() {
                 Some("MOVED" | "CROSSSLOT") => "; the server is a node of a cluster: use --cluster",
@@ -123,7 +127,7 @@ impl Failure {
             },
             _ => "",
         };
-        text
+        one_line(&text)
     }
 }
 
@@ -147,9 +151,14 @@ pub(crate) fn is_no_lock(found: &str) -> bool {
     found.contains("without a TTL")
 }
 
+/// On one line, without the control characters that a terminal obeys: a server may say anything.
+pub(crate) fn one_line(text: &str) -> String {
+    text.replace("\r\n", "; ").replace('\n', "; ").replace(char::is_control, "\u{fffd}")
+}
+
 /// Writes a message to stderr. A closed stderr is no reason to end.
 pub(crate) fn say(text: &str) {
-    messages::write(format!("redlatch: {}\n", mask_passwords(text)));
+    messages::write(format!("redlatch: {}\n", one_line(&mask_passwords(text))));
 }
 
 /// Writes to stdout. If its reader has ended, as `head` does, this program ends as other programs

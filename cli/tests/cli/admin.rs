@@ -5,6 +5,7 @@ use std::fs::File;
 
 use redlatch::{Options, Owner, RestartGuard};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::program::{on, output, program, run_on};
 use crate::support::{DURABLE, Deployment, Server, Topology, soon};
@@ -223,4 +224,32 @@ async fn completions_and_the_manual_page_name_every_command() {
     assert!(help.code == 0 && help.stderr.is_empty() && help.stdout.contains("Exit codes"), "{help:?}");
     let version = output(program(&["--version"]), "").await;
     assert_eq!(version.stdout, format!("redlatch {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// A terminal obeys what a server says, unless the program takes that out.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_have_no_control_characters_of_a_server() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = [0; 4096];
+                while client.read(&mut buffer).await.is_ok_and(|count| count > 0) {
+                    let said = b"-ERR evil \x1b[31mred\x07\r\n".repeat(8);
+                    if client.write_all(&said).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    for words in [&["run", "-n", "job", "true"][..], &["doctor"]] {
+        let mut command = program(words);
+        command.env("REDLATCH_REDIS", &url);
+        let ended = output(command, "").await;
+        let text = format!("{}{}", ended.stdout, ended.stderr);
+        assert!(text.contains("evil"), "{ended:?}");
+        assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
+    }
 }
