@@ -145,7 +145,8 @@ impl All {
     /// the work fails.
     ///
     /// **What it promises**: `Ok` means that all leases were valid when the work ended, and that
-    /// the locks were released. If one lease ends first, the work is dropped at its current await.
+    /// the locks were released, or are in the background while the server fails. If one lease ends
+    /// first, the work is dropped at its current await.
     ///
     /// **What it does not**: undo what the work did before it was dropped. Give each resource the
     /// [fencing token](crate::Lease::fencing_token) of its lock.
@@ -163,10 +164,10 @@ impl All {
     /// ```
     ///
     /// # Errors
-    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`lock`](All::lock): the work has not begun.
     /// - [`Error::Lost`]: a lease ended before the work did; it names the lock.
-    /// - Those of [`AllGuard::release`]: the work is done, and its result is dropped.
+    /// - Those of [`AllGuard::release`] that do not pass: the work is done.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call drops the work, and the locks are released in the background.

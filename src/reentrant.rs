@@ -142,7 +142,8 @@ impl ReentrantLock {
     /// fails.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
-    /// lock was released. If the lease ends first, the work is dropped at its current await.
+    /// lock was released, or is in the background while the server fails. If the lease ends first,
+    /// the work is dropped at its current await.
     ///
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
@@ -159,10 +160,10 @@ impl ReentrantLock {
     /// ```
     ///
     /// # Errors
-    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`lock`](ReentrantLock::lock): the work has not begun.
     /// - [`Error::Lost`]: the lease ended before the work did.
-    /// - Those of [`ReentrantGuard::release`]: the work is done, and its result is dropped.
+    /// - Those of [`ReentrantGuard::release`] that do not pass: the work is done.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call drops the work, and the lock is released in the background.

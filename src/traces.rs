@@ -218,12 +218,10 @@ pub(crate) async fn acquiring<T: Grant>(
         if let Ok(Some((token, _hold))) = outcome.as_mut().map(Grant::granted) {
             // Beside the span of the call, not inside it: that one ends now.
             #[cfg(feature = "tracing")]
-            {
+            (_hold.span = Span::new(|| {
                 let token = token.map(FencingToken::get);
-                _hold.span = Span::new(
-                    || tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty),
-                );
-            }
+                tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty)
+            }));
             observer.emit(|| Event::Granted { lock: lock.clone(), kind, token, waited });
         }
     }

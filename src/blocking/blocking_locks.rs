@@ -159,15 +159,15 @@ macro_rules! acquires {
             /// if the work fails or panics.
             ///
             /// **What it promises**: `Ok` means that the lease was valid when the work ended, and
-            /// that the lock was released.
+            /// that the lock was released, or is in the background while the server fails.
             ///
             /// **What it does not**: stop the work if the lease is lost. Call `check` of the lease
             /// before each step, and send its token with each write.
             ///
             /// # Errors
-            /// - That of the work, which then comes first: a failed release is only logged.
+            /// - That of the work, if it ended before its lease: a failed release is only logged.
             #[doc = about!("- Those of " $acquire ": the work has not begun.")]
-            /// - Those of [`release`](Guard::release): the work is done, and its result is dropped.
+            /// - Those of [`release`](Guard::release) that do not pass: the work is done.
             pub fn $run<T, E: From<Error>>(
                 &self,
                 work: impl FnOnce($lease) -> Result<T, E>,

@@ -39,7 +39,14 @@ pub(crate) fn conclude<T, E: From<Error>>(
     released: Result<(), Error>,
 ) -> Result<T, E> {
     match (outcome, released) {
-        (Ok(value), released) => released.map(|()| value).map_err(E::from),
+        (Ok(value), Ok(())) => Ok(value),
+        // The work was done under a valid lease, and the keeper goes on: whoever gets the error
+        // instead does the work again.
+        (Ok(value), Err(_release)) if _release.is_transient() => {
+            event!(warn, error = %_release, "the work is done; its lock is released in the background");
+            Ok(value)
+        }
+        (Ok(_done), Err(release)) => Err(release.into()),
         (Err(error), Ok(())) => Err(error),
         (Err(error), Err(_release)) => {
             event!(warn, error = %_release, "the work failed, and so did the release");

@@ -11,7 +11,8 @@ impl RwLock {
     /// the work fails.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
-    /// lock was released. If the lease ends first, the work is dropped at its current await.
+    /// lock was released, or is in the background while the server fails. If the lease ends first,
+    /// the work is dropped at its current await.
     ///
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
@@ -23,11 +24,10 @@ impl RwLock {
     /// ```
     ///
     /// # Errors
-    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`read`](RwLock::read): the work has not begun.
     /// - [`Error::Lost`]: the lease ended before the work did.
-    /// - Those of [`release`](crate::RwLockReadGuard::release): the work is done, and its
-    ///   result is dropped.
+    /// - Those of [`release`](crate::RwLockReadGuard::release) that do not pass: the work is done.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call drops the work, and the lock is released in the background.
@@ -61,7 +61,8 @@ impl RwLock {
     /// the work fails.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
-    /// lock was released. If the lease ends first, the work is dropped at its current await.
+    /// lock was released, or is in the background while the server fails. If the lease ends first,
+    /// the work is dropped at its current await.
     ///
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
@@ -76,11 +77,10 @@ impl RwLock {
     /// ```
     ///
     /// # Errors
-    /// - That of the work, which then comes first: a failed release is only logged.
+    /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`write`](RwLock::write): the work has not begun.
     /// - [`Error::Lost`]: the lease ended before the work did.
-    /// - Those of [`release`](crate::RwLockWriteGuard::release): the work is done, and its
-    ///   result is dropped.
+    /// - Those of [`release`](crate::RwLockWriteGuard::release) that do not pass: the work is done.
     ///
     /// # Cancel safety
     /// Cancel safe: a dropped call drops the work, and the lock is released in the background.

@@ -3,6 +3,7 @@
 
 mod combined_requests;
 mod dropped_guards;
+mod finished_work;
 mod late_receivers;
 mod processes;
 mod random_turns;
