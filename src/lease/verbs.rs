@@ -68,7 +68,7 @@ impl Attempt {
     /// millisecond.
     pub(super) fn renew(&self, ttl: Option<Duration>) -> Arc<Call> {
         debug_assert!(ttl.is_some() || self.kind.has_owner, "asking would end the lease");
-        Arc::new(self.call(self.kind.verbs.renew).shared(ttl.map_or(1, millis)))
+        Arc::new(self.call(self.kind.verbs.renew).shared(ttl.map_or(1, millis)).of_one_key())
     }
 
     /// Continues the hold of a former attempt, and extends the lease. Replicas and the restart

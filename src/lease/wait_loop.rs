@@ -208,8 +208,9 @@ impl Wait<'_> {
             self.queue().await;
             return None;
         }
-        if self.waiter.mailbox.is_some() && self.request.client.wakeups.subscription().is_none() {
-            self.waiter = Waiter::queued(self.request, self.tokens, false);
+        let is_notified = self.request.client.wakeups.subscription().is_some();
+        if self.waiter.mailbox.is_some() != is_notified {
+            self.queue_again(is_notified);
             return None;
         }
         self.announce_holder(ends).await;
@@ -225,6 +226,14 @@ impl Wait<'_> {
     async fn queue(&mut self) {
         let is_notified = self.request.client.wakeups.start(self.waiter.longest_pause).await;
         self.waiter = Waiter::queued(self.request, self.tokens, is_notified);
+    }
+
+    /// Goes on with another attempt at the place of this one: the subscription is lost, and a
+    /// release would take this waiter for dead; or there is one again.
+    fn queue_again(&mut self, is_notified: bool) {
+        let place = self.waiter.guard.attempt.queued_at.get().copied();
+        self.waiter = Waiter::queued(self.request, self.tokens, is_notified);
+        place.into_iter().for_each(|place| self.waiter.guard.attempt.note_queued(place));
     }
 
     /// Goes on with another attempt, which waits like the one before.

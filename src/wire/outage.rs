@@ -73,6 +73,10 @@ impl OutageRecord {
 
     /// Records the outcome of requests. An outage that begins or ends is reported.
     pub(super) fn note(&self, failure: Option<&Failure>) {
+        // A password that is wrong by now ends no outage, nor does it begin one.
+        if failure.is_some_and(|failure| failure.is_no_reply() && !failure.is_transient()) {
+            return;
+        }
         if self.change(failure.filter(|failure| failure.is_transient())) {
             let reports = Arc::clone(&self.reports);
             self.runtime.spawn(async move { reports.say().await });

@@ -104,6 +104,7 @@ impl PreparedCall {
         };
         cmd.arg(keys);
         for key in [Name::key, Name::waiters, Name::fence] {
+            let key = if first.call.has_one_key { Name::key } else { key };
             locks().for_each(|lock| _ = cmd.arg(key(lock)));
         }
         cmd.arg(node.as_deref()).arg(first.call.verb());

@@ -54,6 +54,9 @@ pub(crate) struct Call {
     pub(super) shared: Vec<Word>,
     pub(super) replicas: Option<(u32, Duration)>,
     pub(super) may_combine: bool,
+    /// It needs only the key of its lock, and names no other: while a slot moves, a server refuses
+    /// calls for several keys that are not all there.
+    pub(super) has_one_key: bool,
     pub(super) is_read_only: bool,
     /// The calls of all its locks, if it is for several, of which all are granted or none.
     group: Vec<Arc<Call>>,
@@ -124,6 +127,7 @@ impl Call {
             shared: Vec::with_capacity(11),
             replicas: None,
             may_combine: true,
+            has_one_key: false,
             is_read_only: false,
             group: Vec::new(),
         }
@@ -133,6 +137,12 @@ impl Call {
     /// in the words of each lock, and there is at least one.
     pub(crate) fn for_all(calls: Vec<Arc<Call>>) -> Call {
         Call { may_combine: false, group: calls.clone(), ..(*calls[0]).clone() }
+    }
+
+    /// It needs no key but that of its lock.
+    pub(crate) fn of_one_key(mut self) -> Call {
+        self.has_one_key = true;
+        self
     }
 
     /// The calls of its locks: itself, unless it is for several.

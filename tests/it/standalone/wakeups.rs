@@ -368,3 +368,32 @@ async fn flood_of_messages_causes_at_most_ten_polls_a_second() {
     drop((holder, locks));
     server.assert_nothing_left().await;
 }
+
+/// Without its subscription, a waiter polls ten times a second, at its place in the queue. It must
+/// not do so for the rest of its wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiter_is_notified_again_at_its_place_once_the_client_is_subscribed_again() {
+    let server = Server::start().await;
+    let holder = server.locks().await.mutex("x").unwrap();
+    let guard = holder.lock().await.unwrap();
+    let client = Client::of(&server).await;
+    let waiting = client.waits(&server).await;
+    let entry = async || {
+        let queue: Vec<String> = server.run(&["ZRANGE", QUEUE, "0", "0", "WITHSCORES"]).await;
+        let has_channel = queue[0].split(' ').nth(3).is_some_and(|channel| !channel.is_empty());
+        (has_channel, queue[1].clone())
+    };
+    let (has_channel, place) = entry().await;
+    assert!(has_channel);
+    client.messages.set_drops_requests(true);
+    client.messages.cut();
+    eventually("it polls", || async { entry().await == (false, place.clone()) }).await;
+    client.messages.set_drops_requests(false);
+    client.messages.cut();
+    eventually("it is notified", || async { entry().await == (true, place.clone()) }).await;
+    guard.release().await.unwrap();
+    soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+    client.end().await;
+    drop(holder);
+    server.assert_nothing_left().await;
+}
