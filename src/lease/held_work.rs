@@ -40,8 +40,8 @@ pub(crate) fn conclude<T, E: From<Error>>(
 ) -> Result<T, E> {
     match (outcome, released) {
         (Ok(value), Ok(())) => Ok(value),
-        // The work was done under a valid lease, and the keeper goes on: whoever gets the error
-        // instead does the work again.
+        // The work was done under a valid lease, and the keeper goes on with the release. A caller
+        // that got this error would do the work again.
         (Ok(value), Err(_release)) if _release.is_transient() => {
             event!(warn, error = %_release, "the work is done; its lock is released in the background");
             Ok(value)

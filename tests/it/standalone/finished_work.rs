@@ -6,7 +6,7 @@ use crate::support::{Kind, Server, eventually};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
-/// Whoever gets the error of the release instead does the work again.
+/// A caller that got the error of the release would do the work again.
 #[tokio::test(flavor = "multi_thread")]
 async fn its_value_is_returned_although_the_release_fails_for_now() {
     let server = Server::start().await;
