@@ -1,7 +1,6 @@
 //! Closing a client: it admits no new calls and releases everything that it has. [`OpenCall`]: a
 //! call that a close waits for.
 
-use std::mem;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use tokio::time::timeout;
 
 use super::client::Client;
 use super::keeper::Keeper;
+use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use super::schedule::{Abandoned, Schedule, UnreleasedHolds};
 use crate::error::{Error, Operation};
@@ -57,22 +57,22 @@ impl Keeper {
         self.schedule().unreleased.get_or_insert_default();
         // Before the holds are taken: a lease that comes later finds it.
         let _again = self.closing.begun.set(());
-        let holds = {
+        let leases: Vec<Lease> = {
             let mut schedule = self.schedule();
-            let mut holds = mem::take(&mut schedule.holds);
-            for (_, (lease, entry)) in &mut holds {
+            let leases: Vec<_> = schedule.leases.iter().cloned().collect();
+            for lease in &leases {
                 // The lease is not trusted any more: only now may its release be sent. Under the
                 // lock: another close, at the same time, must find one or the other.
-                schedule.remove(lease, LeaseEnd::Closed);
+                let entry = schedule.remove(lease, LeaseEnd::Closed).and_then(|kept| kept.entry);
                 let is_final = lease.attempt().in_flight.is_indeterminate();
                 let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
-                let (has_lease, entry) = (true, entry.take());
+                let has_lease = true;
                 self.abandon_in(&mut schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
             }
-            holds
+            leases
         };
         self.notify.notify_one();
-        let reports: Vec<_> = holds.iter().filter_map(|(_, (lease, _))| lease.announce()).collect();
+        let reports: Vec<_> = leases.iter().filter_map(Lease::announce).collect();
         reports.into_iter().for_each(|report| report());
     }
 

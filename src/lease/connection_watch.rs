@@ -21,7 +21,7 @@ impl Keeper {
     pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
         loop {
             sleep(CHECK_PAUSE).await;
-            if !self.schedule().holds.is_empty() {
+            if !self.schedule().leases.is_empty() {
                 self.nodes.node(place).check().await;
             }
             self.notice_connection(place);

@@ -77,7 +77,7 @@ impl Keeper {
         let own = lease.attempt().last_own_token(lease.fencing_token());
         let schedule = self.schedule();
         match last_token(votes) {
-            _ if lease.entry().has_ended => {} // it was released meanwhile
+            _ if schedule.leases.get(lease).is_none() => {} // it was released meanwhile
             Some(last) if own.is_some_and(|own| last > own) => {
                 lease.end_as(LeaseEnd::Revoked);
                 self.lose(schedule, lease, LeaseEnd::Lost, reports); // the later grant is released

@@ -89,7 +89,7 @@ impl Keeper {
         // Of a hold that is passed on, earlier: while it was, it was none of those asked about.
         let sent = lease.attempt().confirmed();
         let mut schedule = self.schedule();
-        lease.entry().place = schedule.holds.insert((lease.clone(), entry));
+        schedule.leases.insert(lease, entry);
         if schedule.shows_a_loss(lease) {
             schedule.expedite_siblings(std::slice::from_ref(lease));
             self.notify.notify_one();
@@ -99,7 +99,8 @@ impl Keeper {
 
     /// Never renews the lease again, and ends it. Returns how it ended: it may have ended before.
     pub(super) fn forget(&self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
-        let end = self.schedule().remove(lease, how);
+        self.schedule().remove(lease, how);
+        let end = lease.end_as(how);
         lease.announce().into_iter().for_each(|report| report());
         lease.measure_end(end);
         end
@@ -216,8 +217,8 @@ impl Keeper {
     /// Whether this task or thread holds the lock, as far as few enough leases are held to look.
     pub(super) fn is_held_by_caller(&self, name: &Name) -> bool {
         let (caller, schedule) = (Caller::current(), self.schedule());
-        let mut holds = schedule.holds.iter().take(MAX_LOOKED_AT).map(|(_, (lease, _))| lease);
-        holds.any(|lease| lease.is_of(caller) && lease.name() == name)
+        let mut leases = schedule.leases.iter().take(MAX_LOOKED_AT);
+        leases.any(|lease| lease.is_of(caller) && lease.name() == name)
     }
 
     /// How many leases, open calls and pending releases there are.
@@ -225,7 +226,7 @@ impl Keeper {
         let open_calls = self.closing.open_calls.lock().len();
         let schedule = self.schedule();
         // Open, not pending: a release that is being sent is not done.
-        open_calls + schedule.holds.len() + schedule.open_releases.len() + schedule.cleanups.len()
+        open_calls + schedule.leases.len() + schedule.open_releases.len() + schedule.cleanups.len()
     }
 }
 

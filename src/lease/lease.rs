@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -16,12 +16,10 @@ use super::attempt::Attempt;
 use super::caller::Caller;
 use super::kind::Kind;
 use super::lease_end::LeaseEnd;
-use super::schedule_entry::ScheduleEntry;
 use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
-use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
 
@@ -54,7 +52,8 @@ pub struct Lease(pub(super) Arc<LeaseInner>);
 pub(super) struct LeaseInner {
     attempt: Arc<Attempt>,
     caller: Caller,
-    entry: Guarded<ScheduleEntry>,
+    /// Its place among the keeper's holds. Read and written under the schedule's lock.
+    place: AtomicUsize,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
     pub(super) counts_from: Moment,
@@ -86,13 +85,13 @@ impl Lease {
         of_hold: Option<Lease>,
     ) -> Lease {
         let deadline = Deadline::new(until);
-        let entry = Guarded::default();
+        let place = AtomicUsize::new(usize::MAX);
         let (end, notify) = (OnceLock::new(), Notify::new());
         let [is_reported, is_measured, is_renewing, is_passed, is_shared] = [false; 5].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
             caller: Caller::current(),
-            entry,
+            place,
             token,
             counts_from,
             deadline,
@@ -378,9 +377,13 @@ impl Lease {
         &self.0.attempt
     }
 
-    /// Where it is in the keeper's schedule.
-    pub(super) fn entry(&self) -> MutexGuard<'_, ScheduleEntry> {
-        self.0.entry.lock()
+    /// Its place among the keeper's holds, if it was ever there.
+    pub(super) fn place(&self) -> usize {
+        self.0.place.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_place(&self, place: usize) {
+        self.0.place.store(place, Ordering::Relaxed);
     }
 
     /// The time from which its deadline counts.

@@ -106,7 +106,7 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
     let schedule = keeper.schedule();
     match state {
         // It was released, or passed to another task.
-        _ if lease.entry().has_ended => drop(schedule),
+        _ if schedule.leases.get(lease).is_none() => drop(schedule),
         LeaseState::Held if lease.extend(sent, ttl) => {
             let until = lease.until(); // a task that is woken may end it
             drop(schedule);

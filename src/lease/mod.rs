@@ -19,6 +19,7 @@ mod held_work;
 mod hold;
 mod joint_hold;
 mod keeper;
+mod kept_leases;
 mod kind;
 #[allow(clippy::module_inception, reason = "the folder is named after its main type")]
 mod lease;
@@ -39,7 +40,6 @@ mod release;
 mod renewal;
 mod reply_tally;
 mod schedule;
-mod schedule_entry;
 mod shared_poll;
 mod turn;
 mod validity;

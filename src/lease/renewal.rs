@@ -39,10 +39,11 @@ impl Keeper {
         let mut answers = self.nodes.ask_ahead(calls, limit).await.into_iter();
         let renewed: Vec<_> = answers.by_ref().take(batch.renewals.len()).collect();
         let released: Vec<_> = answers.collect();
+        let without = self.without(&batch.renewals);
         let (mut gone, mut degraded, mut doubtful) = (Vec::new(), Vec::new(), Vec::new());
         let mut reports = Vec::new();
-        for ((lease, ttl), votes) in batch.renewals.into_iter().zip(renewed) {
-            let tally = RenewalTally::count(&self.nodes, &votes, lease.entry().without);
+        for (((lease, ttl), votes), without) in batch.renewals.into_iter().zip(renewed).zip(without) {
+            let tally = RenewalTally::count(&self.nodes, &votes, without);
             reports.extend(sending.next().map(|sent| sent.answered(tally.state)));
             let is_degraded = tally.state != LeaseState::Lost && !tally.without.is_empty();
             let is_held = tally.state == LeaseState::Held;
@@ -68,12 +69,19 @@ impl Keeper {
         say(reports);
     }
 
+    /// The nodes that are known to be without each lease. Only the batch that renews it notes them.
+    fn without(&self, renewals: &[(Lease, Option<Duration>)]) -> Vec<NodeSet> {
+        let schedule = self.schedule();
+        let without = |lease| schedule.leases.get(lease).map(|kept| kept.without).unwrap_or_default();
+        renewals.iter().map(|(lease, _)| without(lease)).collect()
+    }
+
     /// Acquires the lock of a valid lease again on nodes that have lost it. A node was away and is
     /// back with its data lost; if the next one fails, no majority would hold the lease.
     async fn repair(&self, mut degraded: Vec<(Lease, Duration, NodeSet)>, limit: Duration) {
         {
-            let _schedule = self.schedule();
-            degraded.retain(|(lease, ..)| !lease.entry().has_ended && !lease.is_lost());
+            let schedule = self.schedule();
+            degraded.retain(|(lease, ..)| schedule.leases.get(lease).is_some() && !lease.is_lost());
             // From here on, a release waits for this request, or has it refused.
             degraded.iter().for_each(|(lease, ..)| lease.attempt().in_flight.sent());
         }
@@ -102,12 +110,10 @@ impl Keeper {
         reports: &mut Vec<Report>,
     ) -> bool {
         let mut schedule = self.schedule();
-        if lease.entry().has_ended {
-            return false; // it was released meanwhile
-        }
+        let Some(kept) = schedule.leases.get_mut(lease) else { return false }; // released meanwhile
         match tally.state {
             LeaseState::Held => {
-                lease.entry().without = NodeSet::default();
+                kept.without = NodeSet::default();
                 let is_only_asked = ttl.is_none() || lease.options().renewal == Renewal::Never;
                 match ttl {
                     // It was asked about, and keeps its end.
@@ -136,7 +142,7 @@ impl Keeper {
                 false
             }
             LeaseState::Unknown => {
-                lease.entry().without = tally.without_since;
+                kept.without = tally.without_since;
                 // Several tries must fit in before the deadline of a short lease.
                 let pause = (lease.span() / 30).min(LONGEST_RENEWAL_PAUSE);
                 schedule.insert(lease, Moment::now() + pause, sent, &self.notify);

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use slab::Slab;
 use tokio::sync::Notify;
 
 use super::attempt::{Attempt, QueueEntry};
+use super::kept_leases::{KeptLease, KeptLeases, Key};
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
-use super::schedule_entry::Key;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::MAX_NAMES;
@@ -54,7 +53,7 @@ impl UnreleasedHolds {
 /// Which lease is due when, and what must be released.
 #[derive(Default)]
 pub(super) struct Schedule {
-    pub(super) due: DueQueue,
+    due: DueQueue,
     pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
     /// Releases that concern only a minority of the nodes: they block no other attempt, and must
     /// not delay other releases.
@@ -64,8 +63,7 @@ pub(super) struct Schedule {
     /// Dropped attempts that are not released yet, by number, with the names of their locks: what
     /// `settled` and `close` wait for.
     pub(super) open_releases: BTreeMap<u64, Name>,
-    /// The leases of all guards, renewed or not, and how each attempt was queued.
-    pub(super) holds: Slab<(Lease, Option<QueueEntry>)>,
+    pub(super) leases: KeptLeases,
     /// Once the client is being closed: what could not be released.
     pub(super) unreleased: Option<UnreleasedHolds>,
     last_number: u64,
@@ -153,27 +151,29 @@ impl Schedule {
     /// Makes a lease due then; or now, if it was confirmed by a request that was `sent` before a
     /// new connection made all leases due: the server may have lost it since.
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, sent: Moment, notify: &Notify) {
-        if lease.entry().has_ended {
+        let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
+        if !self.make_due(lease, due) {
             return;
         }
-        let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
-        self.due.insert(lease, due);
         if self.sleeps_until.is_some_and(|until| due < until) {
             notify.notify_one();
         }
     }
 
-    /// Removes a lease for good, and returns how it ended: the first of two tasks that end it
-    /// decides. [`Lease::announce`] follows once the lock is released.
-    pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> LeaseEnd {
-        lease.entry().has_ended = true;
-        self.due.remove(lease);
-        let place = lease.entry().place;
-        // It may have been removed before, and another lease may have its place.
-        if self.holds.get(place).is_some_and(|(held, _)| held.is_same(lease)) {
-            self.holds.remove(place);
-        }
-        lease.end_as(how)
+    /// Removes a lease for good, and returns what was noted of it, unless another task was first:
+    /// that one decides how it ended. [`Lease::announce`] follows once the lock is released.
+    pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> Option<KeptLease> {
+        let kept = self.leases.remove(lease);
+        kept.as_ref().and_then(|kept| kept.due).into_iter().for_each(|key| self.due.remove(lease, key));
+        lease.end_as(how);
+        kept
+    }
+
+    /// False if it is not kept any more.
+    fn make_due(&mut self, lease: &Lease, due: Moment) -> bool {
+        let Some(kept) = self.leases.get_mut(lease) else { return false };
+        kept.due = Some(self.due.insert(lease, due));
+        true
     }
 
     /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
@@ -230,6 +230,7 @@ impl Schedule {
         while batch.renewals.len() < BATCH_SIZE
             && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
         {
+            self.leases.get_mut(&lease).into_iter().for_each(|kept| kept.due = None);
             let ttl = lease.next_ttl(now);
             if ttl.is_some() || (lease.attempt().kind.has_owner && !lease.is_lost()) {
                 lease.note_renewing();
@@ -241,7 +242,9 @@ impl Schedule {
             }
         }
         // A lease that has reached its longest hold is left to its deadline.
-        waiting.iter().for_each(|lease| self.due.insert(lease, lease.until()));
+        for lease in &waiting {
+            self.make_due(lease, lease.until());
+        }
         while may_release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
             && let Some(first) = self.pending_releases.first_entry()
@@ -286,8 +289,8 @@ impl Schedule {
     /// All leases are made due, once a connection was noticed. Of one that a batch has, or a task
     /// is still to be told of, [`insert`](Schedule::insert) finds that out.
     pub(super) fn begin_to_ask(&mut self) -> Option<(Moment, Vec<Lease>)> {
-        let leases = || self.holds.iter().map(|(_, (lease, _))| lease.clone()).collect();
-        std::mem::take(&mut self.must_ask).then(|| (Moment::now(), leases()))
+        let must_ask = std::mem::take(&mut self.must_ask);
+        must_ask.then(|| (Moment::now(), self.leases.iter().cloned().collect()))
     }
 
     /// Whether a new connection was noticed after this request was sent.
@@ -297,8 +300,9 @@ impl Schedule {
 
     /// Makes a lease due now, unless it has ended or a batch has it.
     pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
-        if self.due.remove(lease) {
-            self.due.insert(lease, now);
+        if let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take()) {
+            self.due.remove(lease, key);
+            self.make_due(lease, now);
         }
     }
 
@@ -313,42 +317,40 @@ impl Schedule {
 
     /// After one hold of an owner was lost, its other holds are polled at once.
     pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
-        let now = Moment::now();
-        lost.iter().for_each(|lease| self.due.expedite_siblings(lease, now));
+        let siblings: Vec<Lease> = lost.iter().flat_map(|lease| self.due.siblings(lease)).cloned().collect();
+        siblings.iter().for_each(|sibling| self.expedite(sibling, Moment::now()));
     }
 }
 
 /// The leases, soonest first, and those of each owner, so that the other holds of an owner are
 /// found without searching all.
 #[derive(Default)]
-pub(super) struct DueQueue {
+struct DueQueue {
     soonest: BTreeMap<Key, Lease>,
     by_owner: HashMap<(Name, String), BTreeSet<Key>>,
     last_number: u64,
 }
 
 impl DueQueue {
-    pub(super) fn insert(&mut self, lease: &Lease, due: Moment) {
+    fn insert(&mut self, lease: &Lease, due: Moment) -> Key {
         self.last_number += 1;
         let key = (due, self.last_number);
-        lease.entry().due = Some(key);
         self.soonest.insert(key, lease.clone());
         if let Some(owner) = owner_of(lease) {
             self.by_owner.entry(owner).or_default().insert(key);
         }
+        key
     }
 
-    /// False if it was not due at any time: it has ended, is in a batch, or is not renewed.
-    pub(super) fn remove(&mut self, lease: &Lease) -> bool {
-        let Some(key) = lease.entry().due.take() else { return false };
+    fn remove(&mut self, lease: &Lease, key: Key) {
+        self.soonest.remove(&key);
         self.forget(lease, key);
-        self.soonest.remove(&key).is_some()
     }
 
     /// The next lease that is due; beside others, also one that is due soon. From then on they are
     /// renewed together, however far apart they were acquired: alone, each one would cost a request
     /// of its own for as long as it lives.
-    pub(super) fn pop(&mut self, now: Moment, is_beside_others: bool) -> Option<Lease> {
+    fn pop(&mut self, now: Moment, is_beside_others: bool) -> Option<Lease> {
         let due_soon = |lease: &Lease| is_beside_others && lease.options().renewal == Renewal::Automatic;
         let latest = |lease: &Lease| if due_soon(lease) { now + lease.options().ttl / EARLIEST } else { now };
         let first = self.soonest.first_entry().filter(|first| first.key().0 <= latest(first.get()))?;
@@ -357,23 +359,13 @@ impl DueQueue {
         Some(lease)
     }
 
-    pub(super) fn next(&self) -> Option<Moment> {
+    fn next(&self) -> Option<Moment> {
         self.soonest.first_key_value().map(|((due, _), _)| *due)
     }
 
     fn siblings(&self, lease: &Lease) -> impl Iterator<Item = &Lease> {
         let keys = owner_of(lease).and_then(|owner| self.by_owner.get(&owner));
         keys.into_iter().flatten().filter_map(|key| self.soonest.get(key))
-    }
-
-    /// Makes the other holds of this lease's owner due now.
-    pub(super) fn expedite_siblings(&mut self, lease: &Lease, now: Moment) {
-        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();
-        for key in keys {
-            if let Some(sibling) = self.soonest.remove(&key) {
-                self.insert(&sibling, now);
-            }
-        }
     }
 
     fn forget(&mut self, lease: &Lease, key: Key) {

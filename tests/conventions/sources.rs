@@ -56,7 +56,7 @@ const INSIDE: [(&str, &str); 2] = [
     ),
     (
         "lease",
-        "kind validity caller attempt verbs schedule_entry lease_end lease lease_report held_work schedule keeper connection_watch granted_again renewal shared_poll turn recent_locks local_queue client \
+        "kind validity caller attempt verbs lease_end lease lease_report held_work kept_leases schedule keeper connection_watch granted_again renewal shared_poll turn recent_locks local_queue client \
          off_runtime lock_request manual_renewal close release attempt_guard cohort owned_lease reply_tally grant_clock \
          acquire_round outage_deadline poll_budget waiter progress local_wait wait_loop joint_hold nested_hold hold adoption acquire all_at_once",
     ),

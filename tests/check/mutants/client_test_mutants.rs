@@ -49,8 +49,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
             "src/lease/schedule.rs",
-            "        let keys = owner_of(lease).and_then(|owner| self.by_owner.remove(&owner)).unwrap_or_default();\n",
-            "        let Some(own) = owner_of(lease) else { return };\n        let keys: Vec<Key> =\n            self.soonest.iter().filter(|(_, one)| owner_of(one).as_ref() == Some(&own)).map(|(key, _)| *key).collect();\n",
+            "flat_map(|lease| self.due.siblings(lease))",
+            "flat_map(|lease| owner_of(lease)).flat_map(|own| self.due.soonest.values().filter(move |one| owner_of(one).as_ref() == Some(&own)))",
         )],
         test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },

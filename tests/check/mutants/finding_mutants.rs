@@ -14,8 +14,10 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "never-renewed-leases-not-asked-about",
         edits: &[edit(
             "src/lease/schedule.rs",
-            "        if self.due.remove(lease) {\n",
-            "        if lease.options().renewal == Renewal::Automatic && self.due.remove(lease) {\n",
+            "        if let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take()) {\n",
+            "        if lease.options().renewal == Renewal::Automatic
+                && let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take())
+            {\n",
         )],
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },

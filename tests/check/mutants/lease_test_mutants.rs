@@ -21,7 +21,7 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "losses-kept-after-a-majority-confirmed",
-        edits: &[edit("src/lease/renewal.rs", "lease.entry().without = NodeSet::default();", "")],
+        edits: &[edit("src/lease/renewal.rs", "kept.without = NodeSet::default();", "")],
         test: "quorum::lost_leases::quorum_lease_survives_a_loss_after_a_majority_confirmed_it",
     },
     TestMutant {
