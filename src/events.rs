@@ -67,7 +67,7 @@ pub enum Event {
         /// How many locks the client holds.
         holds: usize,
     },
-    /// A server answers again.
+    /// A server answers again: a request has shown that those which failed would work now.
     #[non_exhaustive]
     OutageEnded {
         /// Its address, without credentials.

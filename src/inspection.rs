@@ -22,7 +22,8 @@ pub struct Inspection {
     /// The number of queued clients. Tasks of one client queue inside the client and count once.
     pub waiters: u64,
     /// The last token granted, if the server remembers one; or a later one that is reserved for
-    /// tasks of the holder's [client](crate::Options::local_turn).
+    /// tasks of the holder's [client](crate::Options::local_turn) or, on a quorum, was accepted by
+    /// a minority.
     pub fencing_token: Option<FencingToken>,
 }
 
@@ -74,7 +75,8 @@ pub struct RwInspection {
     /// The number of waiters queued to read.
     pub waiting_readers: u64,
     /// The last token granted, if the server remembers one; or a later one that is reserved for
-    /// tasks of the holder's [client](crate::Options::local_turn).
+    /// tasks of the holder's [client](crate::Options::local_turn) or, on a quorum, was accepted by
+    /// a minority.
     pub fencing_token: Option<FencingToken>,
 }
 

@@ -54,8 +54,9 @@ pub(super) async fn wait_in_local_queue(
                 }
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { .. } => guard.abandon(),
-                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
-                AcquireOutcome::Failed(..) => has_failed = true,
+                AcquireOutcome::Busy { .. } => progress.is_busy = true,
+                AcquireOutcome::Expired => {}
+                AcquireOutcome::Failed(..) => (progress.is_busy, has_failed) = (false, true),
             }
         }
         // A nested hold that enters at once has not waited.
@@ -80,8 +81,10 @@ pub(super) async fn wait_in_local_queue(
                 continue;
             }
         };
-        is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
         // Tasks in a queue must not wait for the full outage deadline one after the other.
-        outage_deadline.check()?;
+        if matches!(event, LockEvent::Failing) {
+            outage_deadline.check()?;
+        }
+        is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
     }
 }

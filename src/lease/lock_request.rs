@@ -68,7 +68,12 @@ impl LockRequest {
 
     /// Since when its nodes have failed and how, as far as that matters to this request.
     pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
-        self.client.nodes.outage(self.options.wants_replicas().map_or(0, |(count, _)| count))
+        self.client.nodes.outage(&self.name, self.options.wants_replicas().map_or(0, |(count, _)| count))
+    }
+
+    /// The same, of nodes that do not reply.
+    pub(super) fn silence(&self) -> Option<(Moment, Failure)> {
+        self.client.nodes.silence(&self.name)
     }
 
     /// The longest pause between two polls. Clients differ by up to a sixteenth, so that they do

@@ -12,6 +12,8 @@ use crate::wire::{Failure, InFlight};
 /// What is known of a wait, also after it was dropped.
 #[derive(Default)]
 pub(crate) struct Progress {
+    /// Its latest request found the lock in use.
+    pub(super) is_busy: bool,
     /// Set while the grant waits for replicas.
     pub(super) replica_failure: Option<Failure>,
     /// What caused the latest request.
@@ -25,14 +27,15 @@ pub(crate) struct Progress {
 impl Progress {
     /// The error of a wait that was dropped. What it is granted is released.
     ///
-    /// If the server failed, or its replicas did, the lock was free as far as is known. Most
-    /// requests that found an outage were those of other tasks; whether this call sent one is known
-    /// now.
-    pub(super) fn out_of_time(&mut self, request: &LockRequest, limit: Duration) -> Error {
+    /// If the server failed, or its replicas did, the lock was free as far as is known, unless this
+    /// call has found it in use. Most requests that found an outage were those of other tasks;
+    /// whether this call sent one is known now.
+    pub(super) fn out_of_time(&self, request: &LockRequest, limit: Duration) -> Error {
         let has_sent = self.in_flight.as_ref().is_some_and(|sent| sent.is_indeterminate());
         let may_have_run = self.replica_failure.is_some() || has_sent;
-        let outage = || request.outage().map(|(_, failure)| failure.of_other_request());
-        match self.replica_failure.take().or_else(outage) {
+        let found = || if self.is_busy { request.silence() } else { request.outage() };
+        let outage = || found().map(|(_, failure)| failure.of_other_request());
+        match self.replica_failure.clone().or_else(outage) {
             Some(failure) => request.error(failure.with_effect_if(may_have_run)),
             None => request.timed_out(limit, self.wait.has_begun()),
         }

@@ -167,6 +167,7 @@ impl Wait<'_> {
     async fn on_failed(&mut self, failure: Failure) -> Result<Duration, Error> {
         let client = &self.request.client;
         self.request.local_queues().announce(&self.request.name, LockEvent::Failing);
+        self.progress.is_busy = false;
         self.announced = None; // a waiter may have missed the event before this one
         if failure.replicas().is_some() {
             // The lock was granted, but other clients may hold it until the required replicas have
@@ -201,7 +202,7 @@ impl Wait<'_> {
         let is_queued = self.waiter.guard.entry.is_some();
         let ends = clock.as_ref().map(|clock| Duration::from_micros(clock.sample.server) + free_in);
         self.waiter.grant_clock = clock;
-        self.progress.replica_failure = None;
+        (self.progress.is_busy, self.progress.replica_failure) = (true, None);
         self.outage_deadline.restore(is_queued);
         if !is_queued {
             // Subscribe, ask again, then sleep: a release in between would be missed.

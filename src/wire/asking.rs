@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
+use super::ability::Ability;
 use super::error_replies::too_slow;
 use super::failure::Failure;
 use super::in_flight::{InFlight, LoneRequest};
@@ -52,8 +53,7 @@ impl Nodes {
             return self.votes(vec![(0, outcome)], wait_for);
         }
         let rest = self.send_to_several(call, among, in_flight);
-        let replicas = call.replicas.map_or(0, |(count, _)| count);
-        self.gather(self.votes(Vec::new(), wait_for), rest, among, wait_for, replicas).await
+        self.gather(self.votes(Vec::new(), wait_for), rest, call, among, wait_for).await
     }
 
     /// Sends a request to nodes of a quorum. Their votes arrive once a majority has voted, and then
@@ -94,9 +94,9 @@ impl Nodes {
         &self,
         mut votes: Votes,
         mut rest: Stragglers,
+        call: &Call,
         among: NodeSet,
         wait_for: WaitFor,
-        replicas: u32,
     ) -> Votes {
         let grace = sleep(Duration::MAX);
         tokio::pin!(grace);
@@ -115,7 +115,7 @@ impl Nodes {
                     is_refused = true;
                     // A node that has failed before will not reply soon.
                     let mut others = self.each_node().filter(|(place, _)| pending.contains(*place));
-                    if others.all(|(_, node)| node.outage(replicas).is_some()) {
+                    if others.all(|(_, node)| node.outage(call.first_key(), Ability::Reply).is_some()) {
                         break;
                     }
                     grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));

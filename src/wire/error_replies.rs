@@ -153,8 +153,13 @@ fn is_demoted(error: &RedisError) -> bool {
 
 /// Whether a master refuses writes, for lack of replicas or of memory, or because it cannot save:
 /// the request has written nothing.
-fn refuses_writes(error: &RedisError) -> bool {
-    lacks_replicas(error) || says(error, "MISCONF") || says(error, "OOM")
+pub(super) fn refuses_writes(error: &RedisError) -> bool {
+    lacks_replicas(error) || says(error, "MISCONF") || is_out_of_memory(error)
+}
+
+/// Whether a master has no memory for more: it still renews and releases.
+pub(super) fn is_out_of_memory(error: &RedisError) -> bool {
+    says(error, "OOM")
 }
 
 pub(super) fn lacks_replicas(error: &RedisError) -> bool {

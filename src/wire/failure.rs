@@ -6,7 +6,11 @@ use std::fmt;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinError;
 
-use super::error_replies::{closed, io_error, is_error_reply, is_of_tls, is_transient_reply, was_refused};
+use super::ability::Ability;
+use super::error_replies::{
+    closed, io_error, is_error_reply, is_of_tls, is_out_of_memory, is_transient_reply, refuses_writes,
+    too_slow, was_refused,
+};
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
 /// Why a request has no usable reply.
@@ -39,6 +43,8 @@ enum Cause {
         required: u32,
     },
     NotAdmitted,
+    /// The server refused the request, since it came too late to be granted.
+    Late,
     /// The runtime that made connections and waited for replies has shut down.
     RuntimeEnded,
     /// Too few nodes of a quorum gave the same reply.
@@ -80,6 +86,10 @@ impl Failure {
 
     pub(super) fn unreplicated(confirmed: i64, required: u32) -> Failure {
         Failure::new(Cause::Unreplicated { confirmed, required }, true)
+    }
+
+    pub(super) fn late() -> Failure {
+        Failure::new(Cause::Late, false)
     }
 
     pub(super) fn not_admitted() -> Failure {
@@ -148,6 +158,28 @@ impl Failure {
         self.may_have_run
     }
 
+    /// What the server is not able to do, if this shows that it fails for now.
+    pub(super) fn lacks(&self) -> Option<Ability> {
+        match &self.cause {
+            _ if !self.is_transient() => None,
+            Cause::Unreplicated { required, .. } => Some(Ability::Replicate(*required)),
+            Cause::Unsent(source) | Cause::Sent(source) if is_out_of_memory(source) => Some(Ability::Store),
+            Cause::Unsent(source) | Cause::Sent(source) if refuses_writes(source) => Some(Ability::Write),
+            Cause::Unsent(_) | Cause::Sent(_) => Some(Ability::Reply),
+            _ => None,
+        }
+    }
+
+    /// What the server is able to do all the same.
+    pub(super) fn shows(&self) -> Option<Ability> {
+        match &self.cause {
+            Cause::Unreplicated { .. } => Some(Ability::Store),
+            Cause::RuntimeEnded | Cause::NoQuorum(_) => None,
+            _ if self.is_no_reply() || self.lacks() == Some(Ability::Reply) => None,
+            _ => Some(Ability::Reply),
+        }
+    }
+
     /// Whether the server sent no reply at all.
     pub(crate) fn is_no_reply(&self) -> bool {
         match &self.cause {
@@ -185,7 +217,7 @@ impl Failure {
                 !is_mistake && !is_of_tls(source) && (!is_error_reply(source) || is_transient_reply(source))
             }
             Cause::Corrupt { .. } | Cause::Reply { .. } | Cause::NotAdmitted | Cause::RuntimeEnded => false,
-            Cause::Unreplicated { .. } => true,
+            Cause::Unreplicated { .. } | Cause::Late => true,
             Cause::NoQuorum(answers) => {
                 let lasting = answers.failures().filter(|failure| !failure.is_transient()).count();
                 lasting <= answers.max_failures
@@ -215,6 +247,7 @@ impl Failure {
                 Error::TooFewReplicas { confirmed: u64::try_from(confirmed).unwrap_or(0), required, context }
             }
             Cause::NotAdmitted => Error::NotAdmitted { context },
+            Cause::Late => Error::Redis { context, cause: too_slow() },
             Cause::RuntimeEnded => Error::RuntimeEnded { context },
             Cause::NoQuorum(answers) => {
                 let nodes = answers.outcomes(&context);

@@ -3,6 +3,7 @@
 //! This module knows no lease, kind or owner. Outside of it, no code names the client library,
 //! except `fenced`, the constructors of [`Locks`](crate::Locks), and the sources of errors.
 
+mod ability;
 pub(crate) mod answers;
 mod asking;
 mod error_replies;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::ability::Ability;
 use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{
     is_broken, is_forbidden, is_moved, names_key, node_of_a_cluster, too_slow, was_redirected, was_refused,
@@ -16,7 +17,7 @@ use super::facts::Facts;
 use super::failure::Failure;
 use super::handshake::{Handshake, Membership};
 use super::outage::OutageRecord;
-use super::request::{PreparedCall, TimedReply};
+use super::request::{PreparedCall, Shard, TimedReply};
 use super::script::{Call, Reply};
 use super::script_failure::{explain_failure, trial_of_rights};
 use super::servers::{Endpoint, SentFlag};
@@ -55,7 +56,7 @@ impl Node {
         observer: &Arc<Observer>,
     ) -> Node {
         let label: Arc<str> = endpoint.label().into();
-        let outage = OutageRecord::new(&label, holds, observer);
+        let outage = OutageRecord::new(&label, 2 * limit, holds, observer);
         let handshake = Handshake { limit, place, label, is_examined: Arc::default() };
         let connection = Arc::new(SharedConnection::new(endpoint, handshake, is_confirming, name));
         Node { connection, outage }
@@ -174,10 +175,22 @@ impl Node {
         Ok(self.connection.get(false).await?.run.clone())
     }
 
-    /// Since when the node has failed, and with which failure, if it does. Missing replicas count
-    /// only for a request that requires them.
-    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        self.outage.current(replicas)
+    /// Whether requests have failed lately, and none has shown since that they would work.
+    pub(super) fn is_failing(&self) -> bool {
+        self.outage.is_failing()
+    }
+
+    /// Since when the server of this lock has failed to do what a request needs, and with which
+    /// failure, if it does.
+    pub(super) fn outage(&self, key: Option<&str>, needed: Ability) -> Option<(Moment, Failure)> {
+        let live = || self.connection.current(false);
+        let shard = || live().map_or(Shard::All, |live| live.connection.shard(key));
+        self.outage.current(shard, needed)
+    }
+
+    fn note(&self, outcomes: &[(&Call, &Result<Reply, Failure>)]) {
+        let live = self.connection.current(false);
+        self.outage.note(live.as_ref().map(|live| &live.connection), outcomes);
     }
 
     /// Sends a call when its turn comes; once more if the connection turns out to be broken, which
@@ -193,7 +206,7 @@ impl Node {
             None => trying.await,
             Some(_) => self.unless_silent(call, trying.as_mut()).await,
         };
-        self.outage.note(outcome.as_ref().err());
+        self.note(&[(call, &outcome)]);
         outcome
     }
 
@@ -251,7 +264,7 @@ impl Node {
                     let reply = Reply { name, value: answered.value, sent, generation, first_failure };
                     if call.may_be_late() && reply.is_number(LATE) {
                         // Refused, so it may be sent again; an earlier delivery may have run.
-                        return Err(Failure::unsent(too_slow()).after(reply.first_failure));
+                        return Err(Failure::late().after(reply.first_failure));
                     }
                     return self.confirm(call, &connected, reply).await;
                 }
@@ -332,9 +345,9 @@ impl Node {
         let connected = match self.connection.get(false).await {
             Ok(connected) => connected,
             Err(source) => {
-                let failure = Failure::unsent(source);
-                self.outage.note(Some(&failure));
-                return calls.iter().map(|_| Err(failure.clone())).collect();
+                let failure = Err(Failure::unsent(source));
+                calls.first().into_iter().for_each(|call| self.note(&[(call, &failure)]));
+                return vec![failure; calls.len()];
             }
         };
         let (generation, asked) = (connected.generation, Instant::now());
@@ -355,10 +368,8 @@ impl Node {
             }
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
-        // One reply shows that the server is up.
-        let is_there = replies.iter().any(Result::is_ok);
-        let failure = replies.iter().find_map(|reply| reply.as_ref().err()).filter(|_| !is_there);
-        self.outage.note(failure);
+        let outcomes: Vec<_> = calls.iter().map(|call| &***call).zip(&replies).collect();
+        self.note(&outcomes);
         replies
     }
 

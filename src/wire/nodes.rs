@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use super::ability::Ability;
 use super::facts::Facts;
 use super::failure::{Failure, NodeReplies, NodeReply};
 use super::node::Node;
@@ -63,13 +64,23 @@ impl Nodes {
         self.all.iter().any(|node| node.is_cluster())
     }
 
-    /// Since when more nodes have failed than a decision allows, and with which failure. Missing
-    /// replicas count only if the request requires them.
-    pub(crate) fn outage(&self, replicas: u32) -> Option<(Moment, Failure)> {
+    /// Since when more nodes have failed than a decision about this lock allows, and with which
+    /// failure. Missing replicas count only if the request requires them.
+    pub(crate) fn outage(&self, lock: &Name, replicas: u32) -> Option<(Moment, Failure)> {
+        self.failing(lock, Ability::Replicate(replicas))
+    }
+
+    /// The same, of nodes that do not reply.
+    pub(crate) fn silence(&self, lock: &Name) -> Option<(Moment, Failure)> {
+        self.failing(lock, Ability::Reply)
+    }
+
+    fn failing(&self, lock: &Name, needed: Ability) -> Option<(Moment, Failure)> {
+        let key = Some(lock.key());
         if self.deployment.decides_alone() {
-            return self.node(0).outage(replicas);
+            return self.node(0).outage(key, needed);
         }
-        let outage = |(place, node): (usize, &Arc<Node>)| node.outage(replicas).map(|outage| (outage, place));
+        let outage = |(place, node): (usize, &Arc<Node>)| Some((node.outage(key, needed)?, place));
         let outages: Vec<_> = self.each_node().filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
@@ -153,7 +164,7 @@ impl Nodes {
 
     /// Whether a node has failed and not answered since.
     pub(crate) fn is_failing(&self) -> bool {
-        self.all.iter().any(|node| node.outage(u32::MAX).is_some())
+        self.all.iter().any(|node| node.is_failing())
     }
 
     /// Records an accepted proposal.

@@ -1,31 +1,81 @@
 //! [`OutageRecord`]: since when a node has failed, and what is said of it: once when it begins, and
 //! once when it ends.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
+use super::ability::Ability;
 use super::failure::Failure;
+use super::request::Shard;
+use super::script::{Answer, Call, Reply};
+use super::servers::Connection;
 use crate::clock::Moment;
 use crate::events::{Event, Observer};
 use crate::guarded::Guarded;
 use crate::measure;
 use crate::traces::{Report, event};
 
+type Outcome = Result<Reply, Failure>;
+
 /// Whether one node fails.
 pub(super) struct OutageRecord {
-    outage: Guarded<Option<(Moment, Failure)>>,
+    outage: Guarded<Option<Outage>>,
     /// Whether there is an outage: read without taking the lock.
-    is_failing: AtomicBool,
+    has_outage: AtomicBool,
+    /// How long a call that is not queued outlasts a failing server.
+    limit: Duration,
     label: Arc<str>,
     reports: Arc<Reports>,
     /// The number of locks that the client holds.
     holds: Arc<AtomicUsize>,
     observer: Arc<Observer>,
     runtime: Handle,
+}
+
+/// From the first failure until nothing fails any more.
+struct Outage {
+    began: Moment,
+    /// What each part of the node is not able to do.
+    lacks: HashMap<(Shard, Ability), Lack>,
+}
+
+struct Lack {
+    since: Moment,
+    /// When it was last seen, and the failure that showed it.
+    seen: Moment,
+    failure: Failure,
+}
+
+impl Lack {
+    /// Whether it may have ended unseen: any reply ends a silence, but a write may not be tried for
+    /// long. `limit`: how long a call outlasts it.
+    fn is_old(&self, ability: Ability, limit: Duration) -> bool {
+        ability > Ability::Reply && Moment::now().since(self.seen) > limit
+    }
+}
+
+/// What the outcome of this call shows that its server is able to do.
+fn shown_by(call: &Call, outcome: &Outcome) -> Option<Ability> {
+    let reply = match outcome {
+        Ok(reply) => reply,
+        Err(failure) => return failure.shows(),
+    };
+    let is_done = match reply.numbers() {
+        Some(tokens) => call.lock.is_none() && tokens.iter().all(|token| *token > 0),
+        None => reply.expected().is_some_and(|answer| matches!(answer, Answer::Final(1..))),
+    };
+    Some(match (call.verb(), call.replicas) {
+        _ if !is_done => Ability::Reply,
+        (_, Some((count, _))) => Ability::Replicate(count),
+        ("renew" | "release" | "downgrade", None) => Ability::Write,
+        _ => Ability::Store,
+    })
 }
 
 /// What is still to be said, in the order in which it happened. A task of its own says it: a
@@ -49,10 +99,16 @@ impl Reports {
 
 impl OutageRecord {
     /// Must be called on the client's runtime.
-    pub(super) fn new(label: &Arc<str>, holds: &Arc<AtomicUsize>, observer: &Arc<Observer>) -> OutageRecord {
+    pub(super) fn new(
+        label: &Arc<str>,
+        limit: Duration,
+        holds: &Arc<AtomicUsize>,
+        observer: &Arc<Observer>,
+    ) -> OutageRecord {
         OutageRecord {
             outage: Guarded::default(),
-            is_failing: AtomicBool::new(false),
+            has_outage: AtomicBool::new(false),
+            limit,
             label: Arc::clone(label),
             reports: Arc::default(),
             holds: Arc::clone(holds),
@@ -61,71 +117,147 @@ impl OutageRecord {
         }
     }
 
-    /// Since when the node has failed, and with which failure, if it does. Missing replicas count
-    /// only for a request that requires them.
-    pub(super) fn current(&self, replicas: u32) -> Option<(Moment, Failure)> {
-        if !self.is_failing.load(Ordering::Relaxed) {
-            return None;
+    /// Whether requests have failed lately, and none has shown since that they would work.
+    pub(super) fn is_failing(&self) -> bool {
+        self.has_outage() && {
+            let outage = self.outage.lock();
+            let mut lacks = outage.iter().flat_map(|outage| &outage.lacks);
+            lacks.any(|((_, ability), lack)| !lack.is_old(*ability, self.limit))
         }
-        let outage = self.outage.lock().clone();
-        outage.filter(|(_, failure)| failure.replicas().is_none_or(|wanted| replicas >= wanted))
     }
 
-    /// Records the outcome of requests. An outage that begins or ends is reported.
-    pub(super) fn note(&self, failure: Option<&Failure>) {
-        // A password that is wrong by now ends no outage, nor does it begin one.
-        if failure.is_some_and(|failure| failure.is_no_reply() && !failure.is_transient()) {
+    fn has_outage(&self) -> bool {
+        self.has_outage.load(Ordering::Relaxed)
+    }
+
+    /// Since when this part of the node has failed to do what a request needs, and with which
+    /// failure, if it does.
+    pub(super) fn current(
+        &self,
+        shard: impl FnOnce() -> Shard,
+        needed: Ability,
+    ) -> Option<(Moment, Failure)> {
+        if !self.has_outage() {
+            return None;
+        }
+        let shard = shard(); // not under the lock
+        let outage = self.outage.lock();
+        let matters = |of: &Shard, ability: Ability| (*of == shard || *of == Shard::All) && ability <= needed;
+        let lacks = outage
+            .as_ref()?
+            .lacks
+            .iter()
+            .filter(|((of, ability), lack)| matters(of, *ability) && !lack.is_old(*ability, self.limit));
+        let first = lacks.map(|(_, lack)| lack).min_by_key(|lack| lack.since)?;
+        Some((first.since, first.failure.clone()))
+    }
+
+    /// Records the outcomes of requests that were sent together. An outage that begins or ends is
+    /// reported.
+    pub(super) fn note(&self, connection: Option<&Connection>, outcomes: &[(&Call, &Outcome)]) {
+        if !self.has_outage() && outcomes.iter().all(|(_, outcome)| outcome.is_ok()) {
             return;
         }
-        if self.change(failure.filter(|failure| failure.is_transient())) {
+        let (mut shown, mut lacking) = (HashMap::new(), HashMap::new());
+        for (call, outcome) in outcomes {
+            let shard = connection.map_or(Shard::All, |connection| connection.shard(call.first_key()));
+            if let Some(ability) = shown_by(call, outcome) {
+                let best = shown.entry(shard.clone()).or_insert(ability);
+                *best = ability.max(*best);
+            }
+            if let Err(failure) = outcome
+                && let Some(ability) = failure.lacks()
+            {
+                lacking.entry((shard, ability)).or_insert(failure);
+            }
+        }
+        // Of one pipeline, a single reply shows that the server is up.
+        lacking.retain(|(shard, ability), _| shown.get(shard).is_none_or(|shown| shown < ability));
+        if self.change(connection, &shown, &lacking) {
             let reports = Arc::clone(&self.reports);
             self.runtime.spawn(async move { reports.say().await });
         }
     }
 
-    /// Records an outage that begins or ends. Whether there is something to report.
-    fn change(&self, failure: Option<&Failure>) -> bool {
-        if failure.is_none() && !self.is_failing.load(Ordering::Relaxed) {
-            return false;
-        }
-        let mut outage = self.outage.lock();
-        let (server, observer) = (Arc::clone(&self.label), Arc::clone(&self.observer));
-        let report: Report = match failure {
-            Some(failure) => {
-                // A failure of another sort begins anew, but counts as the same outage.
-                let before = outage.as_ref().map(|(_, before)| before.replicas());
-                if before == Some(failure.replicas()) {
-                    return false;
-                }
-                *outage = Some((Moment::now(), failure.clone()));
-                let (holds, _error) = (self.holds.load(Ordering::Relaxed), failure.clone());
-                Box::new(move || {
-                    event!(warn, server = %server, holds = holds, error = %_error, "a server fails: its leases expire unless it answers again");
-                    if before.is_none() {
-                        measure::outage(&server);
-                    }
-                    observer.emit(|| Event::OutageBegan { server, holds });
-                })
-            }
-            None => {
-                let Some((since, _)) = outage.take() else { return false };
-                let (_holds, after) = (self.holds.load(Ordering::Relaxed), Moment::now().since(since));
-                Box::new(move || {
-                    event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
-                    measure::outage_ended(&server);
-                    observer.emit(|| Event::OutageEnded { server, after });
-                })
-            }
+    /// Records what a node turned out to be able to do, and what not. Whether there is something to
+    /// report.
+    fn change(
+        &self,
+        connection: Option<&Connection>,
+        shown: &HashMap<Shard, Ability>,
+        lacking: &HashMap<(Shard, Ability), &Failure>,
+    ) -> bool {
+        let mut current = self.outage.lock();
+        let (now, before) = (Moment::now(), current.as_ref().map(|outage| outage.began));
+        let outage = current.get_or_insert_with(|| Outage { began: now, lacks: HashMap::new() });
+        // Another master may serve what the one before has failed to serve.
+        let is_there = |of: &Shard| connection.is_none_or(|connection| connection.has_shard(of));
+        let ends = |of: &Shard, ability: &Ability| {
+            let shows =
+                |(shard, shown): (&Shard, &Ability)| (shard == of || *of == Shard::All) && shown >= ability;
+            shown.iter().any(shows) || !shown.is_empty() && !is_there(of)
         };
-        self.is_failing.store(failure.is_some(), Ordering::Relaxed);
-        self.reports.queued.lock().push_back(report); // under the lock: in the order of the changes
-        true
+        outage.lacks.retain(|(shard, ability), _| !ends(shard, ability));
+        let mut reports: Vec<Report> = Vec::new();
+        for ((shard, ability), failure) in lacking {
+            let lacks = outage.lacks.entry((shard.clone(), *ability));
+            let new = Lack { since: now, seen: now, failure: (*failure).clone() };
+            match lacks {
+                Entry::Occupied(mut lack) if !lack.get().is_old(*ability, self.limit) => {
+                    lack.get_mut().seen = now
+                }
+                Entry::Occupied(mut lack) => *lack.get_mut() = new,
+                Entry::Vacant(lack) => {
+                    lack.insert(new);
+                    reports.push(self.failing(failure));
+                }
+            }
+        }
+        let after = now.since(outage.began);
+        let is_failing = !outage.lacks.is_empty();
+        current.take_if(|_| !is_failing);
+        match (before, is_failing) {
+            (None, true) => reports.push(self.began()),
+            (Some(_), false) => reports.push(self.ended(after)),
+            _ => {}
+        }
+        self.has_outage.store(is_failing, Ordering::Relaxed);
+        let must_report = !reports.is_empty();
+        self.reports.queued.lock().extend(reports); // under the lock: in the order of the changes
+        must_report
+    }
+
+    fn failing(&self, failure: &Failure) -> Report {
+        let (_server, _error) = (Arc::clone(&self.label), failure.clone());
+        let _holds = self.holds.load(Ordering::Relaxed);
+        Box::new(move || {
+            event!(warn, server = %_server, holds = _holds, error = %_error, "a server fails: its leases expire unless it answers again");
+        })
+    }
+
+    fn began(&self) -> Report {
+        let (server, observer) = (Arc::clone(&self.label), Arc::clone(&self.observer));
+        let holds = self.holds.load(Ordering::Relaxed);
+        Box::new(move || {
+            measure::outage(&server);
+            observer.emit(|| Event::OutageBegan { server, holds });
+        })
+    }
+
+    fn ended(&self, after: Duration) -> Report {
+        let (server, observer) = (Arc::clone(&self.label), Arc::clone(&self.observer));
+        let _holds = self.holds.load(Ordering::Relaxed);
+        Box::new(move || {
+            event!(info, server = %server, holds = _holds, after = ?after, "a server answers again");
+            measure::outage_ended(&server);
+            observer.emit(|| Event::OutageEnded { server, after });
+        })
     }
 }
 
 impl Drop for OutageRecord {
     fn drop(&mut self) {
-        if self.is_failing.load(Ordering::Relaxed) {
+        if self.has_outage() {
             measure::outage_ended(&self.label); // for this client
         }
     }

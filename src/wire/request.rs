@@ -19,6 +19,19 @@ pub(super) type Slot = redis::cluster_routing::Slot;
 #[cfg(not(feature = "cluster"))]
 pub(super) type Slot = std::convert::Infallible;
 
+/// The part of a node whose requests fail together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Shard {
+    /// The one server, or all masters of a cluster.
+    All,
+    /// By its address.
+    #[cfg(feature = "cluster")]
+    Master(String),
+    /// No master serves it, as far as is known.
+    #[cfg(feature = "cluster")]
+    Slot(Slot),
+}
+
 /// Whether the keys of both locks are in one slot of a cluster.
 pub(super) fn have_one_slot(_one: &Name, _other: &Name) -> bool {
     #[cfg(feature = "cluster")]

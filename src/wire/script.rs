@@ -199,7 +199,6 @@ impl Call {
     }
 
     /// A key that says which slot of a cluster the call is for.
-    #[cfg(feature = "cluster")]
     pub(super) fn first_key(&self) -> Option<&str> {
         self.lock.as_ref().map(Name::key).or(self.node.as_deref())
     }

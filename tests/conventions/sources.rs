@@ -49,7 +49,7 @@ const LAYERS: [(&str, &[&str]); 4] = [
 const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
-        "answers error_replies failure script server_clock request transport connecting refused_connection \
+        "answers ability error_replies failure script server_clock request transport connecting refused_connection \
          seeds sentinel last_reply sending batcher master slot_table first_reply masters cluster \
          connection endpoint servers facts handshake shared_connection in_flight script_failure outage \
          node votes nodes asking together wake_message late_notifications mailboxes subscriber wakeups",

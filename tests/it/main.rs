@@ -20,6 +20,7 @@ mod logs;
 mod model;
 mod name;
 mod options;
+mod outages;
 mod owner;
 mod quorum;
 mod reentrant;

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 
 #[cfg(feature = "cluster")]
 use super::super::error_replies::is_broken;
-use super::super::request::{PreparedCall, TimedReply};
+#[cfg(feature = "cluster")]
+use super::super::request::Slot;
+use super::super::request::{PreparedCall, Shard, TimedReply};
 use super::batcher::Batcher;
 #[cfg(feature = "cluster")]
 use super::masters::Masters;
@@ -24,6 +26,24 @@ pub(in crate::wire) enum Connection {
 }
 
 impl Connection {
+    /// The part of the node that has a key.
+    pub(in crate::wire) fn shard(&self, _key: Option<&str>) -> Shard {
+        match self {
+            Connection::Server(_) => Shard::All,
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(masters) => _key.map_or(Shard::All, |key| masters.shard(Slot::for_key(key))),
+        }
+    }
+
+    /// Whether this is a part of the node now.
+    pub(in crate::wire) fn has_shard(&self, _shard: &Shard) -> bool {
+        match self {
+            Connection::Server(_) => true,
+            #[cfg(feature = "cluster")]
+            Connection::Cluster(masters) => masters.has_shard(_shard),
+        }
+    }
+
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
     /// replies to any request.
     ///

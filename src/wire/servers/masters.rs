@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::super::error_replies::{is_broken, is_spent, too_slow};
-use super::super::request::{Batch, PreparedCall, Slot, TimedReply};
+use super::super::request::{Batch, PreparedCall, Shard, Slot, TimedReply};
 use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::first_reply::first_reply;
@@ -291,6 +291,20 @@ impl Masters {
             }
         }
         Ok(replies)
+    }
+
+    /// The part of the cluster that serves a slot.
+    pub(super) fn shard(&self, slot: Slot) -> Shard {
+        self.of_slot(slot).map_or(Shard::Slot(slot), |master| Shard::Master(master.address.clone()))
+    }
+
+    /// Whether this is a part of the cluster now.
+    pub(super) fn has_shard(&self, shard: &Shard) -> bool {
+        match shard {
+            Shard::All => true,
+            Shard::Master(address) => self.table(|table| table.masters.contains_key(address)),
+            Shard::Slot(slot) => self.of_slot(*slot).is_none(),
+        }
     }
 
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {

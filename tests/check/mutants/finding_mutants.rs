@@ -22,6 +22,43 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
+        name: "reply-of-any-master-ends-an-outage",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "(shard == of || *of == Shard::All) && shown >= ability",
+            "shown >= ability",
+        )],
+        test: "outages::a_master_that_answers_ends_no_outage_of_another_one",
+    },
+    TestMutant {
+        name: "release-ends-the-outage-of-a-full-server",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "(\"renew\" | \"release\" | \"downgrade\", None) => Ability::Write,\n",
+            "",
+        )],
+        test: "outages::what_a_full_server_still_does_ends_no_outage",
+    },
+    TestMutant {
+        name: "busy-lock-ends-an-outage-of-writes",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "_ if !is_done => Ability::Reply,",
+            "_ if !is_done => Ability::Write,",
+        )],
+        test: "outages::a_busy_lock_ends_no_outage_of_writes",
+    },
+    TestMutant {
+        name: "release-ends-an-outage-of-replicas",
+        edits: &[edit("src/wire/failure.rs", "Some(Ability::Replicate(*required))", "Some(Ability::Write)")],
+        test: "outages::what_needs_no_replica_ends_no_outage_of_replicas",
+    },
+    TestMutant {
+        name: "late-request-begins-an-outage",
+        edits: &[edit("src/wire/node.rs", "Failure::late()", "Failure::unsent(too_slow())")],
+        test: "outages::a_request_that_comes_too_late_begins_no_outage",
+    },
+    TestMutant {
         name: "renewal-waits-for-a-whole-lease",
         edits: &[edit("src/lease/schedule.rs", "    lease.span() / 4\n", "    lease.span()\n")],
         test: "lease::renewal::short_lease_outlives_a_silent_connection_beside_a_long_one",

@@ -29,11 +29,14 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "one-refused-lock-is-an-outage",
-        edits: &[edit(
-            "src/wire/outage.rs",
-            "self.change(failure.filter(|failure| failure.is_transient()))",
-            "self.change(failure)",
-        )],
+        edits: &[
+            edit("src/wire/failure.rs", "            _ if !self.is_transient() => None,\n", ""),
+            edit(
+                "src/wire/failure.rs",
+                "Cause::Unsent(_) | Cause::Sent(_) => Some(Ability::Reply),\n            _ => None,",
+                "_ => Some(Ability::Reply),",
+            ),
+        ],
         test: "insight::a_lasting_error_of_one_lock_is_no_outage",
     },
     TestMutant {
@@ -104,7 +107,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         name: "missing-replicas-are-not-forgotten",
         edits: &[edit(
             "src/lease/wait_loop.rs",
-            "        self.waiter.grant_clock = clock;\n        self.progress.replica_failure = None;\n",
+            "        self.waiter.grant_clock = clock;\n        (self.progress.is_busy, self.progress.replica_failure) = (true, None);\n",
             "        self.waiter.grant_clock = clock;\n",
         )],
         test: "replicas::confirmation::replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out",

@@ -263,8 +263,10 @@ async fn replicas_standalone_earlier_grants_are_confirmed() {
             outer.release().await.unwrap();
         }
     }
-    // Granted to a waiter by another client's release.
+    // Granted to a waiter by another client's release. A client that knows the outage would fail.
+    drop(locks);
     for kind in KINDS {
+        let locks = master.locks_with(impatient().ttl(TTL).replicas(1, TIMEOUT)).await;
         let name = format!("handed-{}", kind.name());
         let holder = kind.rival().lock(&plain, &name);
         let guard = holder.lock().await.unwrap();
@@ -280,7 +282,7 @@ async fn replicas_standalone_earlier_grants_are_confirmed() {
         replicas[0].resume();
         soon("the grant is confirmed", waiting).await.unwrap().unwrap().release().await.unwrap();
     }
-    drop((locks, plain));
+    drop(plain);
     proxy.outlive_clients().await;
     master.assert_nothing_left().await;
 }

@@ -1,0 +1,168 @@
+//! What ends an outage: a request that shows that those which failed would work now.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Event, Events, Locks, Options, Wakeups};
+
+use crate::cluster::{open, tag_at};
+use crate::support::failover::KINDS;
+use crate::support::{Deployment, Proxy, Server, Topology, eventually, soon, ttl};
+
+/// What a stream of events has reported so far. A task reads it: one that nobody reads misses some.
+#[derive(Clone)]
+struct Reported(Arc<Mutex<(usize, usize, Vec<String>)>>);
+
+impl Reported {
+    fn by(mut events: Events) -> Reported {
+        let reported = Reported(Arc::default());
+        let Reported(counts) = reported.clone();
+        tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                let mut counts = counts.lock().unwrap();
+                match event {
+                    Event::OutageBegan { .. } => counts.0 += 1,
+                    Event::OutageEnded { .. } => counts.1 += 1,
+                    Event::Granted { lock, .. } => counts.2.push(lock.to_string()),
+                    Event::Missed(_) => panic!("an event is missing"),
+                    _ => {}
+                }
+            }
+        });
+        reported
+    }
+
+    /// How many outages began and ended until this lock was granted.
+    async fn outages_until_granted(&self, name: &str) -> (usize, usize) {
+        let is_granted = async || self.0.lock().unwrap().2.iter().any(|granted| granted == name);
+        eventually("the grant is reported", is_granted).await;
+        self.outages()
+    }
+
+    /// How many outages began and ended until one has ended.
+    async fn outages_until_ended(&self) -> (usize, usize) {
+        eventually("the end of an outage is reported", async || self.outages().1 > 0).await;
+        self.outages()
+    }
+
+    fn outages(&self) -> (usize, usize) {
+        let counts = self.0.lock().unwrap();
+        (counts.0, counts.1)
+    }
+}
+
+/// One of three masters hangs, and the two others serve their locks. That they do so ends no outage
+/// of the first, and what waits for its locks fails once, not one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_answers_ends_no_outage_of_another_one() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let (here, there) = (tag_at(&deployment, 0).await, tag_at(&deployment, 1).await);
+    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(300));
+    let locks = open(&deployment, options).await;
+    let (dead, live) =
+        (locks.mutex(format!("{here}dead")).unwrap(), locks.mutex(format!("{there}live")).unwrap());
+    let reported = Reported::by(locks.events());
+    dead.lock().await.unwrap().release().await.unwrap();
+    deployment.masters()[0].pause();
+    assert!(dead.try_lock().await.is_err());
+    let busy = tokio::spawn(async move {
+        loop {
+            live.lock().await.unwrap().release().await.unwrap();
+        }
+    });
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let dead = dead.clone();
+        waiting.spawn(async move { dead.lock().await.unwrap_err() });
+    }
+    let (mut failed, mut last) = (0, String::new());
+    while let Some(error) = waiting.join_next().await {
+        last = error.unwrap().to_string();
+        failed += 1;
+    }
+    assert_eq!(failed, 8, "{last}");
+    busy.abort();
+    let _aborted = busy.await;
+    deployment.masters()[0].resume();
+    eventually("it answers", async || dead.try_lock().await.is_ok()).await;
+    assert_eq!(reported.outages_until_ended().await, (1, 1));
+}
+
+/// A full server refuses what needs memory, and still renews and releases.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_full_server_still_does_ends_no_outage() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(900)).await;
+    for kind in KINDS {
+        let (held, other) = (kind.lock(&locks, "held"), kind.lock(&locks, "other"));
+        let (guard, again) = (held.lock().await.unwrap(), kind.lock(&locks, "again").lock().await.unwrap());
+        let reported = Reported::by(locks.events());
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        assert!(other.try_lock().await.is_err(), "{kind:?}");
+        let before = server.scripts_run().await;
+        eventually("two renewals", || async { server.scripts_run().await >= before + 2 }).await;
+        again.release().await.unwrap();
+        assert!(other.try_lock().await.is_err(), "{kind:?}");
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        let granted = other.lock().await.unwrap();
+        assert_eq!(reported.outages_until_ended().await, (1, 1), "{kind:?}");
+        guard.release().await.unwrap();
+        granted.release().await.unwrap();
+    }
+}
+
+/// A server without replicas still releases what it could not grant, and grants what needs none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_no_replica_ends_no_outage_of_replicas() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(3_000)).await;
+    let safe = locks.with_options(ttl(3_000).replicas(1, Duration::from_millis(50))).unwrap();
+    let reported = Reported::by(locks.events());
+    assert!(safe.mutex("safe").unwrap().try_lock().await.is_err());
+    soon("what was granted is released", safe.settled()).await;
+    locks.mutex("plain").unwrap().lock().await.unwrap().release().await.unwrap();
+    assert!(safe.mutex("safe").unwrap().try_lock().await.is_err());
+    soon("what was granted is released", safe.settled()).await;
+    locks.mutex("last").unwrap().lock().await.unwrap().release().await.unwrap();
+    assert_eq!(reported.outages_until_granted("last").await, (1, 0));
+    let replica = Server::start_with(&["--replicaof", "127.0.0.1", &server.port().to_string()]).await;
+    eventually("the replica is online", || async { server.replicas_online().await == 1 }).await;
+    eventually("a replica confirms", async || safe.mutex("safe").unwrap().try_lock().await.is_ok()).await;
+    assert_eq!(reported.outages_until_ended().await, (1, 1));
+    drop(replica);
+}
+
+/// A server that refuses writes still finds a lock busy, and reads who holds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_lock_ends_no_outage_of_writes() {
+    let server = Server::start().await;
+    let (locks, other) = (server.locks_with(ttl(60_000)).await, server.locks_with(ttl(60_000)).await);
+    let _held = other.mutex("held").unwrap().lock().await.unwrap();
+    let reported = Reported::by(locks.events());
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    for _ in 0..2 {
+        assert!(locks.mutex("free").unwrap().try_lock().await.is_err());
+        assert!(locks.mutex("held").unwrap().try_lock().await.unwrap().is_none());
+        assert!(locks.mutex("held").unwrap().is_locked().await.unwrap());
+    }
+    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    locks.mutex("free").unwrap().lock().await.unwrap().release().await.unwrap();
+    assert_eq!(reported.outages_until_ended().await, (1, 1));
+}
+
+/// A server that refuses what comes too late is well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_comes_too_late_begins_no_outage() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.port()).await;
+    let options = Options::new().grant_within(Duration::from_millis(100)).wakeups(Wakeups::Poll);
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    let (lock, last) = (locks.mutex("late").unwrap(), locks.mutex("last").unwrap());
+    lock.lock().await.unwrap().release().await.unwrap(); // the server knows the script
+    let reported = Reported::by(locks.events());
+    proxy.slow_down(Some(Duration::from_millis(150)));
+    assert!(lock.try_lock().await.unwrap_err().is_transient());
+    proxy.slow_down(None);
+    last.lock().await.unwrap().release().await.unwrap();
+    assert_eq!(reported.outages_until_granted("last").await, (0, 0));
+}
