@@ -93,9 +93,11 @@ impl Keeper {
             .map(|(lease, ttl, nodes)| (lease.attempt().repair(*ttl, lease.fencing_token()), *nodes));
         let votes = self.nodes.ask_ahead(calls.collect(), limit).await;
         for ((lease, ..), votes) in degraded.iter().zip(votes) {
-            if votes.iter().all(|(_, outcome)| outcome.is_ok()) {
-                lease.attempt().in_flight.answered();
+            let in_flight = &lease.attempt().in_flight;
+            if votes.iter().any(|(_, outcome)| Reply::unknown_effect(outcome).is_some()) {
+                in_flight.mark_unknown();
             }
+            in_flight.answered();
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::error_replies::{is_error_reply, too_slow};
+use super::error_replies::too_slow;
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::nodes::Nodes;
 use super::servers::{WakeupEndpoint, config, connect, set_name};
@@ -98,7 +98,7 @@ impl Subscriber {
             // receives it, and the count is that of one server.
             Ok(Some(0)) if !node.is_cluster() => {
                 // The message is missing, or the subscription has broken meanwhile.
-                let is_there = subscription.replies().await;
+                let is_there = subscription.is_alive().await;
                 return Err(if is_there { another() } else { (SubscriptionState::Failed, too_slow()) });
             }
             Ok(Some(_)) => {}
@@ -136,15 +136,22 @@ impl Subscriber {
         if let Some(name) = &self.name {
             set_name(name, async |naming| naming.query_async(&mut connection).await).await?;
         }
-        self.endpoint.connected(&found, &mut connection).await;
+        self.endpoint.check(&found, &mut connection).await?;
         connection.subscribe(&*self.channel).await?;
-        let address = found.get_connection_info().addr().clone();
-        Ok(Subscription { address, connection, disconnected, place_of_requests })
+        Ok(Subscription {
+            endpoint: self.endpoint.clone(),
+            found,
+            connection,
+            disconnected,
+            place_of_requests,
+        })
     }
 }
 
 struct Subscription {
-    address: ConnectionAddr,
+    endpoint: WakeupEndpoint,
+    /// The server.
+    found: Client,
     connection: MultiplexedConnection,
     /// Notified when the connection breaks.
     disconnected: Arc<Notify>,
@@ -152,21 +159,21 @@ struct Subscription {
 }
 
 impl Subscription {
-    async fn replies(&mut self) -> bool {
-        let reply = redis::cmd("PING").query_async::<Value>(&mut self.connection).await;
-        reply.map_or_else(|refused| is_error_reply(&refused), |_pong| true)
+    async fn is_alive(&mut self) -> bool {
+        self.endpoint.check(&self.found, &mut self.connection).await.is_ok()
     }
 
     /// Returns once the subscription has broken, does not reply, or should move to another server.
     async fn until_lost(mut self) {
-        let moves = moves_from(self.address.clone(), self.place_of_requests.take());
+        let here = self.found.get_connection_info().addr().clone();
+        let moves = moves_from(here, self.place_of_requests.take());
         tokio::pin!(moves);
         loop {
             tokio::select! {
                 () = self.disconnected.notified() => return,
                 () = &mut moves => return,
                 () = sleep(HEARTBEAT) => {
-                    if !self.replies().await {
+                    if !self.is_alive().await {
                         return;
                     }
                 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ConnectionAddr, RedisError};
+use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::super::error_replies::is_error_reply;
 use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
@@ -192,15 +193,22 @@ impl WakeupEndpoint {
         }
     }
 
-    /// Must be called on a new connection.
-    pub(in crate::wire) async fn connected(&self, client: &Client, connection: &mut MultiplexedConnection) {
-        match self {
+    /// Fails if the server does not reply, or is no node of its cluster: such a one receives no
+    /// messages of the others.
+    pub(in crate::wire) async fn check(
+        &self,
+        _at: &Client,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), RedisError> {
+        let checked = match self {
             #[cfg(feature = "cluster")]
-            WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, client).await,
-            _ => {
-                let _ = (client, connection);
-            }
-        }
+            WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, _at).await,
+            _ => redis::cmd("PING").query_async(connection).await,
+        };
+        let is_outside = |error: &RedisError| error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown);
+        // A refusal is a reply, too.
+        checked
+            .or_else(|error| if is_error_reply(&error) && !is_outside(&error) { Ok(()) } else { Err(error) })
     }
 
     /// Where requests are sent, if that may change. To be taken before [`client`](Self::client), so

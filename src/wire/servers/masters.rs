@@ -22,9 +22,9 @@ use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::first_reply::first_reply;
 use super::master::{Dialing, Master};
-use super::seeds::{Seeds, ask_slots, at_address};
+use super::seeds::{CLUSTER_DOWN, Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, last};
-use super::slot_table::{CLUSTER_DOWN, SlotTable, master_at, not_in_a_cluster, slot_of, unserved};
+use super::slot_table::{SlotTable, master_at, slot_of, unserved};
 use super::transport::RepliesByServer;
 use crate::guarded::Guarded;
 
@@ -367,10 +367,7 @@ impl Masters {
         deadline: Instant,
     ) -> Result<Vec<Vec<Value>>, RedisError> {
         let live = master.live(&self.dialing, deadline).await?;
-        match ask_slots(&mut live.batcher.connection(left_until(deadline))).await? {
-            slots if slots.is_empty() => Err(not_in_a_cluster(&master.address)),
-            slots => Ok(slots),
-        }
+        ask_slots(&mut live.batcher.connection(left_until(deadline)), &master.info).await
     }
 
     /// Poisoning does not matter: nothing under this lock panics.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ConnectionAddr, ConnectionInfo, RedisError, Value};
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::guarded::Guarded;
 
@@ -13,6 +13,8 @@ use crate::guarded::Guarded;
 /// each of them for many ranges of slots.
 pub(super) const MOST_NODES: usize = 1_000;
 const MOST_NAMED: usize = 65_536;
+
+pub(super) const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::ClusterDown);
 
 /// Servers of a cluster. A subscriber of any of them receives messages published on any other.
 #[derive(Debug)]
@@ -37,11 +39,15 @@ impl Seeds {
         Client::open(self.named.iter().chain(&*others).nth(place).unwrap_or(&self.named[0]).clone())
     }
 
-    /// Queries a server for the others: the seeds may be removed from the cluster one day.
-    pub(super) async fn refresh(&self, connection: &mut MultiplexedConnection, from: &Client) {
-        if let Ok(slots) = ask_slots(connection).await {
-            self.replace_others(&slots, from.get_connection_info());
-        }
+    /// Queries a server for the others: the seeds may be removed from the cluster one day. Fails if
+    /// it was removed itself.
+    pub(super) async fn refresh(
+        &self,
+        connection: &mut MultiplexedConnection,
+        from: &Client,
+    ) -> Result<(), RedisError> {
+        let from = from.get_connection_info();
+        ask_slots(connection, from).await.map(|slots| self.replace_others(&slots, from))
     }
 
     /// The servers that the client was given, and those that it has learned of.
@@ -55,17 +61,22 @@ impl Seeds {
         let infos = nodes.take(MOST_NAMED).filter_map(|node| with_settings_of(from, node));
         let others: Vec<_> =
             infos.filter(|info| known.insert(info.addr().to_string())).take(MOST_NODES).collect();
-        // A server that was removed from its cluster knows of no slots: its reply says nothing
-        // about the others.
-        if !slots.is_empty() {
-            *self.others.lock() = others;
-        }
+        *self.others.lock() = others;
     }
 }
 
-/// Asks a server for the masters and replicas of all slots.
-pub(super) async fn ask_slots(connection: &mut MultiplexedConnection) -> Result<Vec<Vec<Value>>, RedisError> {
-    redis::cmd("CLUSTER").arg("SLOTS").query_async(connection).await
+/// Asks a server for the masters and replicas of all slots. Fails if no cluster has it yet, or it
+/// was removed from one: it knows no slots. (A server with cluster support off says so itself.)
+pub(super) async fn ask_slots(
+    connection: &mut MultiplexedConnection,
+    server: &ConnectionInfo,
+) -> Result<Vec<Vec<Value>>, RedisError> {
+    let slots: Vec<_> = redis::cmd("CLUSTER").arg("SLOTS").query_async(connection).await?;
+    if slots.is_empty() {
+        let address = server.addr().to_string();
+        return Err(RedisError::from((CLUSTER_DOWN, "the server knows no slots", address)));
+    }
+    Ok(slots)
 }
 
 /// A server that another one names, with the connection settings of the one that replied. `None`:
@@ -141,8 +152,6 @@ mod tests {
             seeds.replace_others(&topology(&[1, 4, port]), &info(1));
             assert_eq!(named(&seeds, 4), [1, 2, 4, port], "a server that has left is forgotten");
         }
-        seeds.replace_others(&[], &info(1));
-        assert_eq!(named(&seeds, 4), [1, 2, 4, 999], "an empty reply changes nothing");
         seeds.replace_others(&topology(&[7]), &info(1));
         assert_eq!(named(&seeds, 3), [1, 2, 7], "those that were named stay");
     }

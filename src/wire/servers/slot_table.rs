@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redis::{Arg, Cmd, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Arg, Cmd, ConnectionInfo, RedisError, Value};
 use tokio::time::Instant;
 
 use super::super::request::Slot;
 use super::master::Master;
-use super::seeds::{MOST_NODES, with_settings_of};
-
-pub(super) const CLUSTER_DOWN: ErrorKind = ErrorKind::Server(ServerErrorKind::ClusterDown);
+use super::seeds::{CLUSTER_DOWN, MOST_NODES, with_settings_of};
 
 const SLOTS: u16 = 16_384;
 
@@ -76,12 +74,6 @@ pub(super) fn slot_of(command: &Cmd) -> Option<Slot> {
 
 pub(super) fn unserved() -> RedisError {
     RedisError::from((CLUSTER_DOWN, "no master serves the slot"))
-}
-
-/// A node that no cluster has yet, or that was removed from one. A server with cluster support off
-/// says so itself.
-pub(super) fn not_in_a_cluster(address: &str) -> RedisError {
-    RedisError::from((CLUSTER_DOWN, "the server knows no slots", address.to_owned()))
 }
 
 #[cfg(test)]

@@ -348,10 +348,24 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "refused-ping-ends-the-subscription",
         edits: &[edit(
-            "src/wire/subscriber.rs",
-            "reply.map_or_else(|refused| is_error_reply(&refused), |_pong| true)",
-            "reply.is_ok()",
+            "src/wire/servers/endpoint.rs",
+            "is_error_reply(&error) && !is_outside(&error)",
+            "false && is_error_reply(&error) && !is_outside(&error)",
         )],
         test: "rights::subscription_outlives_the_lack_of_the_right_to_test_it",
+    },
+    TestMutant {
+        name: "subscription-stays-on-a-removed-node",
+        edits: &[edit(
+            "src/wire/servers/endpoint.rs",
+            "is_error_reply(&error) && !is_outside(&error)",
+            "is_error_reply(&error) || is_outside(&error)",
+        )],
+        test: "cluster::nodes::cluster_subscription_leaves_a_node_that_was_removed",
+    },
+    TestMutant {
+        name: "refused-repair-is-never-answered",
+        edits: &[edit("src/lease/renewal.rs", "            in_flight.answered();\n", "")],
+        test: "quorum::lost_leases::quorum_repair_that_a_node_refuses_leaves_no_mark",
     },
 ];

@@ -218,3 +218,25 @@ async fn cluster_hold_that_was_lost_on_its_way_to_the_next_task_is_asked_about()
     lost_on_its_way(&open(&deployment, long_turn()).await, &deployment.masters()[0], &tag).await;
     deployment.assert_nothing_left().await;
 }
+
+/// A node that was removed from its cluster keeps its connections, and receives no message of the
+/// others any more: a subscription moves away from it.
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_subscription_leaves_a_node_that_was_removed() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    let removed = &deployment.replicas()[0];
+    let locks = Locks::builder().cluster([removed.url()]).options(Options::new()).connect().await.unwrap();
+    let tag = tag_at(&deployment, 1).await;
+    let contended = Contention::of_each_kind(&deployment, &tag, &locks, &locks).await;
+    assert_eq!((removed.subscribers().await.len(), deployment.subscriptions().await), (1, 1));
+    let id: String = removed.run(&["CLUSTER", "MYID"]).await;
+    for server in deployment.all().filter(|server| server.port() != removed.port()) {
+        server.run::<()>(&["CLUSTER", "FORGET", &id]).await;
+    }
+    removed.run::<()>(&["CLUSTER", "RESET", "SOFT"]).await;
+    let has_moved = async || removed.subscribers().await.is_empty() && deployment.subscriptions().await == 1;
+    eventually("it is subscribed to another server", has_moved).await;
+    for held in contended {
+        held.grant_to_waiter(&deployment).await;
+    }
+}

@@ -113,3 +113,33 @@ async fn quorum_downgraded_lease_ends_with_the_old_hold_of_a_silent_node() {
     drop((lock, client));
     quorum.finish().await;
 }
+
+/// A node that has lost the lease refuses its repair: that request has run nowhere, so the release
+/// waits for nothing, and leaves no mark that would refuse a late one.
+#[tokio::test(flavor = "multi_thread")]
+async fn quorum_repair_that_a_node_refuses_leaves_no_mark() {
+    let quorum = Quorum::start(3).await;
+    let client = quorum.client(options().ttl(Duration::from_secs(3))).await;
+    for kind in KINDS {
+        let lock = kind.lock(&client, kind.name());
+        let guard = quorum.take(&lock).await;
+        let refusals = async || {
+            let errors: String = quorum.servers[0].run(&["INFO", "errorstats"]).await;
+            let count = errors.split_once("errorstat_NOREPLICAS:count=").map_or("0", |(_, rest)| rest);
+            count.lines().next().and_then(|count| count.parse::<u64>().ok()).unwrap_or(0)
+        };
+        quorum.servers[0].run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        let mut losing = redis::pipe();
+        losing.atomic().cmd("DEL").arg(lock.key());
+        losing.cmd("CONFIG").arg(&["SET", "min-replicas-to-write", "1"]);
+        losing.exec_async(&mut quorum.servers[0].connection().await).await.unwrap();
+        eventually("a repair is refused", async || refusals().await > 0).await;
+        guard.release().await.unwrap();
+        let queue = format!("{{{}}}:waiters", lock.key());
+        assert_eq!(quorum.having(0b110, &queue).await, 0, "{kind:?}: there is a mark");
+        quorum.run::<String>(0b001, &["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    }
+    client.settled().await;
+    drop(client);
+    quorum.finish().await;
+}
