@@ -60,7 +60,8 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
     }
     // Redis reports a refused command within a script as ERR, other servers with this code. By then
     // the script may have written.
-    if code == "NOPERM" && detail.contains("script") {
+    let is_of_script = |text: &str| text.starts_with("ACL failure in script") || text.contains(" script: ");
+    if code == "NOPERM" && is_of_script(&without_user(detail)) {
         return false;
     }
     REFUSED.contains(&code) || code == "ERR" && UNKNOWN_COMMAND.iter().any(|text| detail.starts_with(text))
@@ -73,7 +74,13 @@ pub(super) fn is_forbidden(error: &RedisError) -> bool {
 
 /// Whether that right is one of a key, not of a command or a channel.
 pub(super) fn names_key(error: &RedisError) -> bool {
-    error.detail().is_some_and(|detail| detail.contains("key"))
+    error.detail().is_some_and(|detail| without_user(detail).contains(" key"))
+}
+
+/// The text of a refusal without the name of the user, which may be any word.
+fn without_user(detail: &str) -> String {
+    let parts = detail.split_once("User ").zip(detail.rsplit_once(" has no permissions "));
+    parts.map_or_else(|| detail.to_owned(), |((before, _), (_, after))| format!("{before}{after}"))
 }
 
 /// Whether a server says this as it accepts a connection, which it then closes.
@@ -218,6 +225,7 @@ mod tests {
             "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
             "NOPERM User app has no permissions to run the 'evalsha' command",
             "NOPERM No permissions to access a key",
+            "NOPERM User script: has no permissions to run the 'evalsha' command",
             "LOADING Redis is loading the dataset in memory",
             "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
             "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
@@ -281,6 +289,14 @@ mod tests {
                 assert!(codes.contains(&text), "{text} of {codes:?}");
             }
         }
+    }
+
+    #[test]
+    fn the_name_of_a_user_is_no_reason() {
+        let of_key = |line: &str| names_key(&error_reply(line));
+        assert!(of_key("NOPERM No permissions to access a key"));
+        assert!(of_key("NOPERM this user has no permissions to access one of the keys used as arguments"));
+        assert!(!of_key("NOPERM User a key has no permissions to run the 'publish' command"));
     }
 
     #[test]

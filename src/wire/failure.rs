@@ -212,6 +212,7 @@ impl Failure {
                     source.kind(),
                     ErrorKind::AuthenticationFailed
                         | ErrorKind::InvalidClientConfig
+                        | ErrorKind::RESP3NotSupported
                         | ErrorKind::MasterNameNotFoundBySentinel
                 );
                 !is_mistake && !is_of_tls(source) && (!is_error_reply(source) || is_transient_reply(source))
