@@ -246,7 +246,7 @@ impl All {
 fn lost_meanwhile(members: &[Member], ended: Error) -> Error {
     let is_of = |member: &&Member| ended.context().and_then(Context::lock) == Some(member.name());
     match (&ended, members.iter().find(is_of)) {
-        (Error::Lost { .. }, Some(lost)) => Error::Lost { context: lost.context() },
+        (Error::Lost { reason, .. }, Some(lost)) => Error::Lost { context: lost.context(), reason: *reason },
         _ => ended,
     }
 }

@@ -9,6 +9,7 @@ mod text;
 use std::fmt::{self, Display};
 use std::time::Duration;
 
+use crate::events::LossReason;
 use crate::name::{Name, NameError};
 
 pub use config::{ConfigError, NodeProblem};
@@ -56,6 +57,8 @@ pub enum Error {
     Lost {
         /// Which operation failed, on which lock and server.
         context: Context,
+        /// Why, as the log says. `None`: the grant came too late, or the hold of a ticket is gone.
+        reason: Option<LossReason>,
     },
     /// The guard was released or leaked while the work of [`while_held`](crate::Lease::while_held)
     /// ran under its lease: the work was dropped. [`Lease::end`](crate::Lease::end)
@@ -224,7 +227,7 @@ impl Error {
     pub fn context(&self) -> Option<&Context> {
         match self {
             Error::TimedOut { context, .. }
-            | Error::Lost { context }
+            | Error::Lost { context, .. }
             | Error::Released { context }
             | Error::Closed { context }
             | Error::NotHeld { context }
@@ -260,7 +263,7 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Error::TimedOut { .. } | Error::TooManyReaders { .. } | Error::Unreleased { .. } => true,
-            Error::Lost { context } => context.operation() == Operation::Acquire,
+            Error::Lost { context, .. } => context.operation() == Operation::Acquire,
             Error::Unconfirmed { .. } => false,
             other => other.context().is_some_and(Context::is_transient),
         }

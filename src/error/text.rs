@@ -82,7 +82,12 @@ impl fmt::Display for Reason<'_> {
                 "the lock was not free within {limit:?}: the task that waits holds it; \
                  a nested call needs the owner of the outer one"
             ),
-            Error::Lost { .. } => f.write_str("the lease was lost; another client may hold the lock"),
+            Error::Lost { reason: None, .. } => {
+                f.write_str("the lease was lost; another client may hold the lock")
+            }
+            Error::Lost { reason: Some(reason), .. } => {
+                write!(f, "the lease was lost: {reason}; another client may hold the lock")
+            }
             Error::Released { .. } => {
                 f.write_str("the guard was released or leaked while work ran under its lease")
             }

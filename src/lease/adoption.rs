@@ -79,7 +79,7 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
         Answer::Final(1..) => {
             let until = sent + attempt.trusted_span(attempt.options.ttl);
             if Moment::now() >= until {
-                return Err(Error::Lost { context: context() });
+                return Err(Error::Lost { context: context(), reason: None });
             }
             let token = ticket.fencing_token().and_then(|token| attempt.token(token.get()));
             // A failover may have given the lock to another client and back: the counter of a lock
@@ -89,7 +89,7 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
                 let (call, all_nodes) = (attempt.inspect(), client.nodes.all_nodes());
                 let votes = client.nodes.ask(&call, all_nodes, &Arc::default(), WaitFor::All).await;
                 match last_token(&votes.received) {
-                    Some(last) if last > own => return Err(Error::Lost { context: context() }),
+                    Some(last) if last > own => return Err(Error::Lost { context: context(), reason: None }),
                     Some(_) => {}
                     None => return Err(error(votes.failure())),
                 }
@@ -99,7 +99,7 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
             let is_unanimous = client.nodes.deployment.decides_alone();
             Ok(OwnedLease::new(guard, GrantedLease { lease, is_unanimous }))
         }
-        Answer::Final(0) => Err(Error::Lost { context: context() }),
+        Answer::Final(0) => Err(Error::Lost { context: context(), reason: None }),
         _ => Err(client.refusal(&attempt, &reply, context())),
     }
 }

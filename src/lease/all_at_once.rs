@@ -142,7 +142,7 @@ fn granted(mut guards: Vec<AttemptGuard>, tokens: &[u64], reply: &Reply) -> Resu
         let context = late.context();
         // All were granted: each is to be released.
         guards.iter_mut().for_each(AttemptGuard::abandon);
-        return Err(Error::Lost { context });
+        return Err(Error::Lost { context, reason: None });
     }
     let hold = |(guard, token): (AttemptGuard, &u64)| {
         let (attempt, until) = (Arc::clone(&guard.attempt), until(&guard));

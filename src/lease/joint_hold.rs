@@ -162,7 +162,7 @@ impl JointHold {
         let left = pin!(async {
             match end {
                 LeaseEnd::Released => Ok(()),
-                end => released_after(end, client.context(Operation::Release, &attempt.name)),
+                end => released_after(&self.lease, end, client.context(Operation::Release, &attempt.name)),
             }
         });
         releasing(attempt.observer(), what, left).await

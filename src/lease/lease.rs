@@ -19,6 +19,7 @@ use super::lease_end::LeaseEnd;
 use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
+use crate::events::LossReason;
 use crate::fencing::FencingToken;
 use crate::name::Name;
 use crate::options::{Options, Renewal};
@@ -60,6 +61,8 @@ pub(super) struct LeaseInner {
     deadline: Deadline,
     /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
+    /// Why it was lost, as was found first.
+    pub(super) loss_reason: OnceLock<LossReason>,
     pub(super) notify: Notify,
     /// Its loss has been logged.
     pub(super) is_reported: AtomicBool,
@@ -86,7 +89,7 @@ impl Lease {
     ) -> Lease {
         let deadline = Deadline::new(until);
         let place = AtomicUsize::new(usize::MAX);
-        let (end, notify) = (OnceLock::new(), Notify::new());
+        let (end, loss_reason, notify) = (OnceLock::new(), OnceLock::new(), Notify::new());
         let [is_reported, is_measured, is_renewing, is_passed, is_shared] = [false; 5].map(AtomicBool::new);
         Lease(Arc::new(LeaseInner {
             attempt,
@@ -96,6 +99,7 @@ impl Lease {
             counts_from,
             deadline,
             end,
+            loss_reason,
             notify,
             is_reported,
             is_measured,
@@ -243,7 +247,7 @@ impl Lease {
     pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
         let context = self.context(operation);
         match end {
-            LeaseEnd::Lost | LeaseEnd::Revoked => Error::Lost { context },
+            LeaseEnd::Lost | LeaseEnd::Revoked => self.lost_error(context),
             LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
             LeaseEnd::Closed => Error::Closed { context },
         }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use crate::clock::Moment;
+use crate::error::{Context, Error};
 use crate::events::{Event, LossReason};
 use crate::measure;
 use crate::options::Renewal;
@@ -17,13 +18,7 @@ impl Lease {
     pub(super) fn announce(&self) -> Option<Report> {
         self.0.notify.notify_waiters();
         let end = self.end().filter(|end| end.is_loss() && self.0.of_hold.is_none())?;
-        let reason = match end {
-            LeaseEnd::Revoked => LossReason::Revoked,
-            _ if self.options().renewal == Renewal::Never => LossReason::Expired,
-            _ if self.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
-            _ if !self.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
-            _ => LossReason::NotRenewed,
-        };
+        let reason = self.loss_reason()?;
         let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
         let lease = self.clone();
         is_first.then(|| -> Report {
@@ -43,6 +38,25 @@ impl Lease {
                 lease.attempt().observer().emit(|| Event::Lost { lock: name.clone(), kind, reason });
             })
         })
+    }
+
+    /// Why it was lost, if it was. That of a hold stands for all its members.
+    fn loss_reason(&self) -> Option<LossReason> {
+        let hold = self.0.of_hold.as_ref().unwrap_or(self);
+        let end = hold.end().filter(|end| end.is_loss())?;
+        let found = || match end {
+            LeaseEnd::Revoked => LossReason::Revoked,
+            _ if hold.options().renewal == Renewal::Never => LossReason::Expired,
+            _ if hold.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
+            _ if !hold.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
+            _ => LossReason::NotRenewed,
+        };
+        Some(*hold.0.loss_reason.get_or_init(found))
+    }
+
+    /// The error of a call that finds it lost.
+    pub(super) fn lost_error(&self, context: Context) -> Error {
+        Error::Lost { context, reason: self.loss_reason() }
     }
 
     /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.

@@ -184,7 +184,7 @@ impl LockRequest {
     }
 
     pub(super) fn lost(&self) -> Error {
-        Error::Lost { context: self.context() }
+        Error::Lost { context: self.context(), reason: None }
     }
 
     pub(super) fn runtime_ended(&self) -> Error {

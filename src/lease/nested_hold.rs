@@ -65,7 +65,7 @@ impl NestedHold {
         let end = lease.end();
         match (Arc::into_inner(self), end) {
             (Some(NestedHold { hold, _entry }), _) => hold.release(together).await,
-            (None, Some(end)) => released_after(end, Context::of(Operation::Release, lease.name())),
+            (None, Some(end)) => released_after(&lease, end, Context::of(Operation::Release, lease.name())),
             (None, None) => Ok(()),
         }
     }

@@ -192,7 +192,7 @@ impl OwnedLease {
         if end != LeaseEnd::Released {
             self.keep_reserved(); // a revocation has given nothing back
             // The server may still hold it: dropped here, it is released in the background.
-            return released_after(end, context());
+            return released_after(&self.lease, end, context());
         }
         if !client.nodes.deployment.decides_alone() && !client.nodes.is_failing() {
             // A majority granted the lock, and the others mostly answer at the same time. A release
@@ -245,7 +245,7 @@ impl OwnedLease {
         self.cohort.take().into_iter().for_each(|cohort| cohort.end());
         let (client, lease) = (Arc::clone(&self.guard.client), self.lease.clone());
         let context = client.context(operation, lease.name());
-        let lost = || Error::Lost { context: context.clone() };
+        let lost = || lease.lost_error(context.clone());
         let closed = || Error::Closed { context: context.clone() };
         let error = |failure: Failure| client.error(failure, context.clone());
         client.keeper.confirm(&lease).await.map_err(error)?;
@@ -328,10 +328,10 @@ impl Drop for OwnedLease {
 
 /// The result of releasing a guard whose lease had ended. If the client was closed, nothing is left
 /// to do: closing reports what could not be released.
-pub(super) fn released_after(end: LeaseEnd, context: Context) -> Result<(), Error> {
+pub(super) fn released_after(lease: &Lease, end: LeaseEnd, context: Context) -> Result<(), Error> {
     match end {
         LeaseEnd::Closed => Ok(()),
-        _ => Err(Error::Lost { context }),
+        _ => Err(lease.lost_error(context)),
     }
 }
 

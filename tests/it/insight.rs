@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redlatch::{Event, Events, LossReason, Options, Owner, Renewal};
+use redlatch::{Error, Event, Events, LossReason, Options, Owner, Renewal};
 
 use crate::support::events::{TRACED, listen, logged_with};
 use crate::support::{Server, Stopwatch, eventually, soon, ttl};
@@ -129,6 +129,12 @@ async fn the_loss_of_a_hanging_task_is_reported() {
             if let Event::Lost { lock, reason, .. } = next(&mut events).await {
                 assert_eq!(reason, expected);
                 assert!(left.remove(lock.as_str()), "{lock} is reported twice");
+            }
+        }
+        for guard in hanging.into_values() {
+            match guard.release().await.unwrap_err() {
+                Error::Lost { reason, .. } => assert_eq!(reason, Some(expected)),
+                other => panic!("{other:?}"),
             }
         }
     }
