@@ -41,9 +41,17 @@ impl FencingToken {
     /// Tokens and times are below this, so that Lua and JavaScript have them exactly.
     pub(crate) const LIMIT: u64 = 1 << 53;
 
-    /// Returns `None` for 0, which scripts return without fencing.
-    pub(crate) fn from_reply(token: u64) -> Option<FencingToken> {
-        NonZeroU64::new(token).map(FencingToken)
+    /// Returns a token that was stored or sent, such as `REDLATCH_TOKEN` of `redlatch run`. `None`
+    /// if no lease has it: 0, or 2^53 and above.
+    ///
+    /// ```
+    /// # use redlatch::FencingToken;
+    /// let token = "1795577720965992".parse().ok().and_then(FencingToken::new);
+    /// assert_eq!(token.unwrap().get(), 1_795_577_720_965_992);
+    /// ```
+    #[must_use]
+    pub fn new(token: u64) -> Option<FencingToken> {
+        NonZeroU64::new(token).filter(|token| token.get() < FencingToken::LIMIT).map(FencingToken)
     }
 
     /// Returns the number, to store or to send.

@@ -112,7 +112,7 @@ impl NamedLock {
                 continue;
             }
             nodes.node(*node).observe(time.unsigned_abs());
-            let token = FencingToken::from_reply(fence.unsigned_abs());
+            let token = FencingToken::new(fence.unsigned_abs());
             let view = read(token, waiters.unsigned_abs(), &texts[4..]);
             views.push(view.ok_or_else(|| error(reply.unexpected()))?);
         }

@@ -185,7 +185,7 @@ impl TryFrom<Fields> for Ticket {
             return wrong("owner", "has 1 to 256 bytes, no space, no leading colon, and is not \"mode\"");
         };
         let has_token = token.is_none_or(|token| (1..FencingToken::LIMIT).contains(&token));
-        let token = token.and_then(FencingToken::from_reply);
+        let token = token.and_then(FencingToken::new);
         if !has_token {
             return wrong("token", "is from 1 to 2^53 - 1");
         }

@@ -324,7 +324,7 @@ impl Attempt {
     /// The token of a grant. A script may answer with a token although fencing is off.
     pub(super) fn token(&self, token: u64) -> Option<FencingToken> {
         match self.options.fencing {
-            Fencing::On => FencingToken::from_reply(token),
+            Fencing::On => FencingToken::new(token),
             Fencing::Off => None,
         }
     }
