@@ -238,21 +238,6 @@ impl Lease {
         }
     }
 
-    /// The error of an operation on this lease, if it has ended.
-    pub(crate) fn ended(&self, operation: Operation) -> Option<Error> {
-        self.end().map(|end| self.error(operation, end))
-    }
-
-    /// The error of an operation on a lease that ended.
-    pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
-        let context = self.context(operation);
-        match end {
-            LeaseEnd::Lost | LeaseEnd::Revoked => self.lost_error(context),
-            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
-            LeaseEnd::Closed => Error::Closed { context },
-        }
-    }
-
     /// Moves the deadline to what a renewal promises that was sent at `sent`, and never beyond the
     /// longest hold. False if it is too late. It wakes no task, so it may be called under a lock;
     /// [`wake_waiters`](Lease::wake_waiters) follows.

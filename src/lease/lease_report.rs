@@ -1,12 +1,12 @@
-//! What is said of a lease once it has ended: to the tasks that wait for that, in the log, and to
-//! the metrics.
+//! What is said of a lease once it has ended: to the tasks that wait for that, in errors, in the
+//! log, and to the metrics.
 
 use std::sync::atomic::Ordering;
 
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use crate::clock::Moment;
-use crate::error::{Context, Error};
+use crate::error::{Context, Error, Operation};
 use crate::events::{Event, LossReason};
 use crate::measure;
 use crate::options::Renewal;
@@ -52,6 +52,21 @@ impl Lease {
             _ => LossReason::NotRenewed,
         };
         Some(*hold.0.loss_reason.get_or_init(found))
+    }
+
+    /// The error of an operation on this lease, if it has ended.
+    pub(crate) fn ended(&self, operation: Operation) -> Option<Error> {
+        self.end().map(|end| self.error(operation, end))
+    }
+
+    /// The error of an operation on a lease that ended.
+    pub(super) fn error(&self, operation: Operation, end: LeaseEnd) -> Error {
+        let context = self.context(operation);
+        match end {
+            LeaseEnd::Lost | LeaseEnd::Revoked => self.lost_error(context),
+            LeaseEnd::Released | LeaseEnd::Leaked => Error::Released { context },
+            LeaseEnd::Closed => Error::Closed { context },
+        }
     }
 
     /// The error of a call that finds it lost.
