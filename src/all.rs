@@ -151,6 +151,9 @@ impl All {
     /// **What it does not**: undo what the work did before it was dropped. Give each resource the
     /// [fencing token](crate::Lease::fencing_token) of its lock.
     ///
+    /// Its error may be any that an [`Error`] converts into. If nothing else names it, the work
+    /// ends with `Ok::<_, Error>(…)`.
+    ///
     /// ```no_run
     /// # use redlatch::{Error, Locks, Member};
     /// # async fn run(locks: Locks) -> Result<(), Error> {

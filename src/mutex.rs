@@ -120,6 +120,9 @@ impl Mutex {
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
     ///
+    /// Its error may be any that an [`Error`] converts into. If nothing else names it, the work
+    /// ends with `Ok::<_, Error>(…)`.
+    ///
     /// ```no_run
     /// # use redlatch::{Error, FencingToken};
     /// # async fn charge(id: u64, token: Option<FencingToken>) -> Result<u64, Error> { Ok(id) }

@@ -17,6 +17,9 @@ impl RwLock {
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
     ///
+    /// Its error may be any that an [`Error`] converts into. If nothing else names it, the work
+    /// ends with `Ok::<_, Error>(…)`.
+    ///
     /// ```no_run
     /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
     /// let price = locks.rwlock("prices")?.run_read(async |_| Ok::<_, redlatch::Error>(42)).await?;
@@ -66,6 +69,9 @@ impl RwLock {
     ///
     /// **What it does not**: undo what the work did before it was dropped. Give the resource the
     /// [fencing token](crate::Lease::fencing_token) of the lease.
+    ///
+    /// Its error may be any that an [`Error`] converts into. If nothing else names it, the work
+    /// ends with `Ok::<_, Error>(…)`.
     ///
     /// ```no_run
     /// # use redlatch::{Error, FencingToken};
