@@ -214,7 +214,10 @@ impl All {
             Some(limit) => match tokio::time::timeout(limit, trying).await {
                 Ok(tried) => tried,
                 // One more try could wait for a silent server for longer than the limit.
-                Err(_elapsed) => return Err(out_of_time(&self.members[0].request(), limit)),
+                Err(_elapsed) => {
+                    let requests: Vec<_> = self.members.iter().map(Member::request).collect();
+                    return Err(out_of_time(&requests, limit));
+                }
             },
         };
         let was_busy = matches!(tried, Ok(None));

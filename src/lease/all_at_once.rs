@@ -42,10 +42,13 @@ pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Hold>
 }
 
 /// The error of a try that was dropped at its limit. It may have had an effect, which is undone.
-pub(crate) fn out_of_time(request: &LockRequest, limit: Duration) -> Error {
+/// There is at least one lock.
+pub(crate) fn out_of_time(requests: &[LockRequest], limit: Duration) -> Error {
+    let failing = requests.iter().find(|request| request.outage().is_some());
     let in_flight = Arc::<InFlight>::default();
     in_flight.mark_unknown();
-    Progress { in_flight: Some(in_flight), ..Progress::default() }.out_of_time(request, limit)
+    let progress = Progress { in_flight: Some(in_flight), ..Progress::default() };
+    progress.out_of_time(failing.unwrap_or(&requests[0]), limit)
 }
 
 /// Sends the first requests of releases that were begun together.

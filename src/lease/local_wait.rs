@@ -11,7 +11,7 @@ use super::local_queue::{LocalFront, LockEvent};
 use super::lock_request::LockRequest;
 use super::outage_deadline::OutageDeadline;
 use super::owned_lease::OwnedLease;
-use super::progress::Progress;
+use super::progress::{Found, Progress};
 use super::waiter::FIRST_POLL;
 use crate::error::Error;
 use crate::measure::WakeReason;
@@ -54,10 +54,14 @@ pub(super) async fn wait_in_local_queue(
                 }
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { .. } => guard.abandon(),
-                AcquireOutcome::Busy { .. } => progress.is_busy = true,
-                AcquireOutcome::Expired => {}
-                AcquireOutcome::Failed(..) => (progress.is_busy, has_failed) = (false, true),
+                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
+                AcquireOutcome::Failed(failure) => {
+                    (progress.found, has_failed) = (Found::Failed(failure), true);
+                }
             }
+        }
+        if !has_failed && (is_held || !waits) {
+            progress.found = Found::Busy;
         }
         // A nested hold that enters at once has not waited.
         if !waits {
@@ -83,6 +87,7 @@ pub(super) async fn wait_in_local_queue(
         };
         // Tasks in a queue must not wait for the full outage deadline one after the other.
         if matches!(event, LockEvent::Failing) {
+            progress.found = Found::Nothing;
             outage_deadline.check()?;
         }
         is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));

@@ -110,7 +110,8 @@ impl LockRequest {
     /// was leaked or revoked keeps what it reserved, and a request that gives back may be lost.
     pub(super) fn tokens(&self, front: &LocalFront) -> u32 {
         let most = u32::try_from(self.local_turn().as_micros()).unwrap_or(u32::MAX).min(MAX_TOKENS);
-        let may_pass = || front.expects_others() && !front.is_slow() && !self.client.nodes.is_failing();
+        let may_pass =
+            || front.expects_others() && !front.is_slow() && !self.client.nodes.is_failing(&self.name);
         let is_behind = || front.last_token() < self.client.nodes.clock();
         if most > 1 && may_pass() && is_behind() { most } else { 1 }
     }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::lock_request::LockRequest;
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::wire::LONGEST_PAUSE;
 
 /// The pauses between tries on a server that fails: the first, and the longest.
-const OUTAGE_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const OUTAGE_PAUSES: (Duration, Duration) = (Duration::from_millis(50), LONGEST_PAUSE);
 
 /// How long a server may fail before a call returns its error: two node timeouts for an attempt
 /// that is not queued, one TTL for a queued one: a lease with the same TTL has expired by then.

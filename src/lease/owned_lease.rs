@@ -21,6 +21,7 @@ use super::turn::Turn;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
+use crate::events::LossReason;
 use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::traces::{HoldSpan, releasing};
@@ -81,7 +82,7 @@ impl OwnedLease {
         let until = now + turn.min(deadline.since(now) / 4);
         let least = deadline.since(self.lease.counts_from()) / LEAST_PART;
         let may_pass = self.guard.attempt.reserved().is_some()
-            && !request.client.nodes.is_failing()
+            && !request.client.nodes.is_failing(&request.name)
             && deadline.since(now) >= least;
         let cohort = Cohort::begin(&request.client, (until, least), is_unanimous, front, may_pass);
         // In this order: a revocation after the question finds the turn.
@@ -128,7 +129,7 @@ impl OwnedLease {
         let may_pass = cohort.has_time()
             && attempt.may_pass()
             && !attempt.in_flight.is_indeterminate()
-            && !client.nodes.is_failing()
+            && !client.nodes.is_failing(self.lease.name())
             && !client.keeper.has_ended()
             && !client.keeper.closing.has_begun()
             && !client.keeper.may_be_another_grant(&self.lease);
@@ -194,7 +195,7 @@ impl OwnedLease {
             // The server may still hold it: dropped here, it is released in the background.
             return released_after(&self.lease, end, context());
         }
-        if !client.nodes.deployment.decides_alone() && !client.nodes.is_failing() {
+        if !client.nodes.deployment.decides_alone() && !client.nodes.is_failing(&attempt.name) {
             // A majority granted the lock, and the others mostly answer at the same time. A release
             // for good would leave a mark on all nodes, and slow down the next attempts.
             let _late = timeout(LAST_ANSWERS, attempt.in_flight.all_answered()).await;
@@ -286,7 +287,7 @@ impl OwnedLease {
                 self.call = None;
                 Ok(self)
             }
-            Answer::Final(0) => Err(lost()),
+            Answer::Final(0) => Err(Error::Lost { context, reason: Some(LossReason::Revoked) }),
             _ => Err(client.refusal(&attempt, &reply, context.clone())),
         }
     }

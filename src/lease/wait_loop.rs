@@ -14,7 +14,7 @@ use super::lock_request::LockRequest;
 use super::outage_deadline::OutageDeadline;
 use super::owned_lease::{GrantedLease, OwnedLease};
 use super::poll_budget::PollBudget;
-use super::progress::Progress;
+use super::progress::{Found, Progress};
 use super::waiter::{Waiter, WakeEvent};
 use crate::deployment::NodeSet;
 use crate::error::Error;
@@ -167,13 +167,12 @@ impl Wait<'_> {
     async fn on_failed(&mut self, failure: Failure) -> Result<Duration, Error> {
         let client = &self.request.client;
         self.request.local_queues().announce(&self.request.name, LockEvent::Failing);
-        self.progress.is_busy = false;
+        self.progress.found = Found::Failed(failure.clone());
         self.announced = None; // a waiter may have missed the event before this one
         if failure.replicas().is_some() {
             // The lock was granted, but other clients may hold it until the required replicas have
             // the grant. They may never have it: the server responds, so waiting for a lease to
             // expire gains nothing.
-            self.progress.replica_failure = Some(failure.clone());
             self.outage_deadline.has_queued = false;
             self.release_partial_grant(client.nodes.all_nodes()).await;
         }
@@ -202,7 +201,7 @@ impl Wait<'_> {
         let is_queued = self.waiter.guard.entry.is_some();
         let ends = clock.as_ref().map(|clock| Duration::from_micros(clock.sample.server) + free_in);
         self.waiter.grant_clock = clock;
-        (self.progress.is_busy, self.progress.replica_failure) = (true, None);
+        self.progress.found = Found::Busy;
         self.outage_deadline.restore(is_queued);
         if !is_queued {
             // Subscribe, ask again, then sleep: a release in between would be missed.

@@ -119,6 +119,11 @@ pub(super) fn was_redirected(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(Kind::Moved | Kind::Ask | Kind::TryAgain | Kind::ClusterDown))
 }
 
+/// Whether no server of the cluster serves the slot.
+pub(super) fn is_unserved(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown)
+}
+
 /// Whether another server of a cluster serves the slot.
 pub(super) fn is_moved(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::Moved)
@@ -150,7 +155,7 @@ fn is_wrapped(detail: &str, code: &str) -> bool {
 
 /// Whether the server is a replica: its reply to a script, which Redis 6 wraps into the script's
 /// error, and to `WAIT`, before and while it waits.
-fn is_demoted(error: &RedisError) -> bool {
+pub(super) fn is_demoted(error: &RedisError) -> bool {
     let says = |text: &str| error.detail().is_some_and(|detail| detail.contains(text));
     error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.code() == Some("UNBLOCKED")

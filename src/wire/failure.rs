@@ -8,8 +8,8 @@ use tokio::task::JoinError;
 
 use super::ability::Ability;
 use super::error_replies::{
-    closed, io_error, is_error_reply, is_of_tls, is_out_of_memory, is_transient_reply, refuses_writes,
-    too_slow, was_refused,
+    closed, io_error, is_demoted, is_error_reply, is_of_tls, is_out_of_memory, is_transient_reply,
+    is_unserved, refuses_writes, too_slow, was_redirected, was_refused,
 };
 use crate::error::{Context, Error, NodeAnswer, NodeOutcome, Operation, ReasonChain};
 
@@ -163,8 +163,9 @@ impl Failure {
         match &self.cause {
             _ if !self.is_transient() => None,
             Cause::Unreplicated { required, .. } => Some(Ability::Replicate(*required)),
-            Cause::Unsent(source) | Cause::Sent(source) if is_out_of_memory(source) => Some(Ability::Store),
-            Cause::Unsent(source) | Cause::Sent(source) if refuses_writes(source) => Some(Ability::Write),
+            Cause::Sent(source) if is_out_of_memory(source) => Some(Ability::Store),
+            Cause::Sent(source) if refuses_writes(source) || is_demoted(source) => Some(Ability::Write),
+            Cause::Sent(source) if was_redirected(source) && !is_unserved(source) => None,
             Cause::Unsent(_) | Cause::Sent(_) => Some(Ability::Reply),
             _ => None,
         }

@@ -35,6 +35,7 @@ pub(crate) use in_flight::InFlight;
 pub(crate) use mailboxes::Mailbox;
 pub(crate) use node::Node;
 pub(crate) use nodes::{HoldCount, Nodes, median_clock};
+pub(crate) use outage::LONGEST_PAUSE;
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
 #[cfg(feature = "cluster")]
 pub(crate) use servers::Seeds;

@@ -56,7 +56,7 @@ impl Node {
         observer: &Arc<Observer>,
     ) -> Node {
         let label: Arc<str> = endpoint.label().into();
-        let outage = OutageRecord::new(&label, 2 * limit, holds, observer);
+        let outage = OutageRecord::new(&label, limit, holds, observer);
         let handshake = Handshake { limit, place, label, is_examined: Arc::default() };
         let connection = Arc::new(SharedConnection::new(endpoint, handshake, is_confirming, name));
         Node { connection, outage }
@@ -175,16 +175,10 @@ impl Node {
         Ok(self.connection.get(false).await?.run.clone())
     }
 
-    /// Whether requests have failed lately, and none has shown since that they would work.
-    pub(super) fn is_failing(&self) -> bool {
-        self.outage.is_failing()
-    }
-
     /// Since when the server of this lock has failed to do what a request needs, and with which
     /// failure, if it does.
     pub(super) fn outage(&self, key: Option<&str>, needed: Ability) -> Option<(Moment, Failure)> {
-        let live = || self.connection.current(false);
-        let shard = || live().map_or(Shard::All, |live| live.connection.shard(key));
+        let shard = || self.connection.current(false).map_or(Shard::All, |live| live.connection.shard(key));
         self.outage.current(shard, needed)
     }
 

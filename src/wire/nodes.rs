@@ -162,9 +162,9 @@ impl Nodes {
         median_clock(clocks, self.deployment.majority()).unwrap_or(0)
     }
 
-    /// Whether a node has failed and not answered since.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.all.iter().any(|node| node.is_failing())
+    /// Whether a node has failed for this lock and not answered since.
+    pub(crate) fn is_failing(&self, lock: &Name) -> bool {
+        self.all.iter().any(|node| node.outage(Some(lock.key()), Ability::Store).is_some())
     }
 
     /// Records an accepted proposal.

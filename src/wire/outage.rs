@@ -1,7 +1,6 @@
 //! [`OutageRecord`]: since when a node has failed, and what is said of it: once when it begins, and
 //! once when it ends.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,6 +20,13 @@ use crate::guarded::Guarded;
 use crate::measure;
 use crate::traces::{Report, event};
 
+/// The longest pause of a call between two tries during an outage.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What was not seen for so long is over once the node replies at all: of one master of a cluster,
+/// or with some options, nothing may be asked any more.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+
 type Outcome = Result<Reply, Failure>;
 
 /// Whether one node fails.
@@ -28,7 +34,7 @@ pub(super) struct OutageRecord {
     outage: Guarded<Option<Outage>>,
     /// Whether there is an outage: read without taking the lock.
     has_outage: AtomicBool,
-    /// How long a call that is not queued outlasts a failing server.
+    /// More than the longest time between two tries of a call.
     limit: Duration,
     label: Arc<str>,
     reports: Arc<Reports>,
@@ -54,9 +60,13 @@ struct Lack {
 
 impl Lack {
     /// Whether it may have ended unseen: any reply ends a silence, but a write may not be tried for
-    /// long. `limit`: how long a call outlasts it.
+    /// long. `limit`: more than the longest time between two tries of a call.
     fn is_old(&self, ability: Ability, limit: Duration) -> bool {
-        ability > Ability::Reply && Moment::now().since(self.seen) > limit
+        self.is_forgotten() || ability > Ability::Reply && Moment::now().since(self.seen) > limit
+    }
+
+    fn is_forgotten(&self) -> bool {
+        Moment::now().since(self.seen) > FORGOTTEN_AFTER
     }
 }
 
@@ -66,9 +76,11 @@ fn shown_by(call: &Call, outcome: &Outcome) -> Option<Ability> {
         Ok(reply) => reply,
         Err(failure) => return failure.shows(),
     };
+    // A grant without fencing is 0, as is what another verb has not done.
+    let least = i64::from(!matches!(call.verb(), "acquire" | "read" | "write"));
     let is_done = match reply.numbers() {
-        Some(tokens) => call.lock.is_none() && tokens.iter().all(|token| *token > 0),
-        None => reply.expected().is_some_and(|answer| matches!(answer, Answer::Final(1..))),
+        Some(tokens) => call.is_group() && tokens.iter().all(|token| *token >= least),
+        None => reply.expected().is_some_and(|answer| matches!(answer, Answer::Final(n) if n >= least)),
     };
     Some(match (call.verb(), call.replicas) {
         _ if !is_done => Ability::Reply,
@@ -99,6 +111,7 @@ impl Reports {
 
 impl OutageRecord {
     /// Must be called on the client's runtime.
+    /// `limit` is that of the node.
     pub(super) fn new(
         label: &Arc<str>,
         limit: Duration,
@@ -108,21 +121,12 @@ impl OutageRecord {
         OutageRecord {
             outage: Guarded::default(),
             has_outage: AtomicBool::new(false),
-            limit,
+            limit: 4 * limit + LONGEST_PAUSE,
             label: Arc::clone(label),
             reports: Arc::default(),
             holds: Arc::clone(holds),
             observer: Arc::clone(observer),
             runtime: Handle::current(),
-        }
-    }
-
-    /// Whether requests have failed lately, and none has shown since that they would work.
-    pub(super) fn is_failing(&self) -> bool {
-        self.has_outage() && {
-            let outage = self.outage.lock();
-            let mut lacks = outage.iter().flat_map(|outage| &outage.lacks);
-            lacks.any(|((_, ability), lack)| !lack.is_old(*ability, self.limit))
         }
     }
 
@@ -192,23 +196,19 @@ impl OutageRecord {
         let outage = current.get_or_insert_with(|| Outage { began: now, lacks: HashMap::new() });
         // Another master may serve what the one before has failed to serve.
         let is_there = |of: &Shard| connection.is_none_or(|connection| connection.has_shard(of));
-        let ends = |of: &Shard, ability: &Ability| {
+        let is_over = |of: &Shard, ability: &Ability, lack: &Lack| {
             let shows =
                 |(shard, shown): (&Shard, &Ability)| (shard == of || *of == Shard::All) && shown >= ability;
-            shown.iter().any(shows) || !shown.is_empty() && !is_there(of)
+            shown.iter().any(shows) || !shown.is_empty() && (lack.is_forgotten() || !is_there(of))
         };
-        outage.lacks.retain(|(shard, ability), _| !ends(shard, ability));
+        outage.lacks.retain(|(shard, ability), lack| !is_over(shard, ability, lack));
         let mut reports: Vec<Report> = Vec::new();
-        for ((shard, ability), failure) in lacking {
-            let lacks = outage.lacks.entry((shard.clone(), *ability));
-            let new = Lack { since: now, seen: now, failure: (*failure).clone() };
-            match lacks {
-                Entry::Occupied(mut lack) if !lack.get().is_old(*ability, self.limit) => {
-                    lack.get_mut().seen = now
-                }
-                Entry::Occupied(mut lack) => *lack.get_mut() = new,
-                Entry::Vacant(lack) => {
-                    lack.insert(new);
+        for (key, failure) in lacking {
+            match outage.lacks.get_mut(key).filter(|lack| !lack.is_old(key.1, self.limit)) {
+                Some(lack) => lack.seen = now,
+                None => {
+                    let new = Lack { since: now, seen: now, failure: (*failure).clone() };
+                    outage.lacks.insert(key.clone(), new);
                     reports.push(self.failing(failure));
                 }
             }

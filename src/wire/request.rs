@@ -27,9 +27,9 @@ pub(super) enum Shard {
     /// By its address.
     #[cfg(feature = "cluster")]
     Master(String),
-    /// No master serves it, as far as is known.
+    /// The slots that no master serves, as far as is known.
     #[cfg(feature = "cluster")]
-    Slot(Slot),
+    Unserved,
 }
 
 /// Whether the keys of both locks are in one slot of a cluster.

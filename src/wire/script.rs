@@ -139,6 +139,11 @@ impl Call {
         Call { may_combine: false, group: calls.clone(), ..(*calls[0]).clone() }
     }
 
+    /// Whether it is for several locks.
+    pub(super) fn is_group(&self) -> bool {
+        !self.group.is_empty()
+    }
+
     /// It needs no key but that of its lock.
     pub(crate) fn of_one_key(mut self) -> Call {
         self.has_one_key = true;
@@ -147,13 +152,13 @@ impl Call {
 
     /// The calls of its locks: itself, unless it is for several.
     pub(super) fn members(&self) -> impl Iterator<Item = &Call> {
-        let itself = self.group.is_empty().then_some(self);
+        let itself = (!self.is_group()).then_some(self);
         self.group.iter().map(Arc::as_ref).chain(itself)
     }
 
     /// Whether this shared word is written as an empty one.
     pub(super) fn is_default(&self, word: &Word) -> bool {
-        *word == Word::Default || *word == Word::All && self.group.is_empty()
+        *word == Word::Default || *word == Word::All && !self.is_group()
     }
 
     /// Adds the key of a guarded quorum's node.

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Event, Events, Locks, Options, Wakeups};
+use redlatch::{Context, Error, Event, Events, Fencing, Locks, Options, Wakeups};
 
 use crate::cluster::{open, tag_at};
-use crate::support::failover::KINDS;
+use crate::support::failover::{KINDS, NODE_TIMEOUT};
 use crate::support::{Deployment, Proxy, Server, Topology, eventually, soon, ttl};
 
 /// What a stream of events has reported so far. A task reads it: one that nobody reads misses some.
@@ -65,11 +65,29 @@ async fn a_master_that_answers_ends_no_outage_of_another_one() {
     dead.lock().await.unwrap().release().await.unwrap();
     deployment.masters()[0].pause();
     assert!(dead.try_lock().await.is_err());
+    let before = deployment.masters()[1].scripts_run().await;
+    let mut passing = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let live = live.clone();
+        passing.spawn(async move {
+            for _ in 0..20 {
+                live.lock().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    soon("all have had their turns", passing.join_all()).await;
+    let scripts = deployment.masters()[1].scripts_run().await - before;
+    assert!(scripts < 64 * 20, "{scripts} scripts for {} turns", 64 * 20);
     let busy = tokio::spawn(async move {
         loop {
             live.lock().await.unwrap().release().await.unwrap();
         }
     });
+    // Of several locks, the one that cannot be had is named, and holds of others are passed on.
+    let both = locks.all([locks.mutex(format!("{there}both")).unwrap(), dead.clone()]).unwrap();
+    let error = both.lock_timeout(NODE_TIMEOUT / 2).await.unwrap_err();
+    assert_eq!(error.context().and_then(Context::lock), Some(dead.name()), "{error:?}");
+    assert!(!matches!(error, Error::TimedOut { .. }), "{error:?}");
     let mut waiting = tokio::task::JoinSet::new();
     for _ in 0..8 {
         let dead = dead.clone();
@@ -111,6 +129,31 @@ async fn what_a_full_server_still_does_ends_no_outage() {
     }
 }
 
+/// Grants without fencing tokens, and those of several locks in one call.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_grant_ends_an_outage() {
+    let server = Server::start().await;
+    for fencing in [Fencing::On, Fencing::Off] {
+        let locks = server.locks_with(ttl(60_000).fencing(fencing)).await;
+        for kind in KINDS {
+            let lock = kind.lock(&locks, "one");
+            let reported = Reported::by(locks.events());
+            server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+            assert!(lock.try_lock().await.is_err(), "{kind:?}");
+            server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+            lock.lock().await.unwrap().release().await.unwrap();
+            assert_eq!(reported.outages_until_ended().await, (1, 1), "{kind:?}, {fencing:?}");
+        }
+        let both = locks.all([locks.mutex("a").unwrap(), locks.mutex("b").unwrap()]).unwrap();
+        let reported = Reported::by(locks.events());
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        assert!(both.try_lock().await.is_err());
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        both.try_lock().await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(reported.outages_until_ended().await, (1, 1), "{fencing:?}");
+    }
+}
+
 /// A server without replicas still releases what it could not grant, and grants what needs none.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_needs_no_replica_ends_no_outage_of_replicas() {
@@ -125,6 +168,17 @@ async fn what_needs_no_replica_ends_no_outage_of_replicas() {
     soon("what was granted is released", safe.settled()).await;
     locks.mutex("last").unwrap().lock().await.unwrap().release().await.unwrap();
     assert_eq!(reported.outages_until_granted("last").await, (1, 0));
+    // What waits for a lock that another client has lacks no replica.
+    let (other, safe_too) = (server.locks_with(ttl(60_000)).await, safe.mutex("held").unwrap());
+    let held = other.mutex("held").unwrap().lock().await.unwrap();
+    let waiting = [safe_too.clone(), safe_too].map(|lock| {
+        tokio::spawn(async move { lock.lock_timeout(Duration::from_millis(500)).await.unwrap_err() })
+    });
+    for waiting in waiting {
+        let error = waiting.await.unwrap();
+        assert!(matches!(error, Error::TimedOut { was_busy: true, .. }), "{error:?}");
+    }
+    held.release().await.unwrap();
     let replica = Server::start_with(&["--replicaof", "127.0.0.1", &server.port().to_string()]).await;
     eventually("the replica is online", || async { server.replicas_online().await == 1 }).await;
     eventually("a replica confirms", async || safe.mutex("safe").unwrap().try_lock().await.is_ok()).await;
@@ -139,15 +193,25 @@ async fn a_busy_lock_ends_no_outage_of_writes() {
     let (locks, other) = (server.locks_with(ttl(60_000)).await, server.locks_with(ttl(60_000)).await);
     let _held = other.mutex("held").unwrap().lock().await.unwrap();
     let reported = Reported::by(locks.events());
-    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
-    for _ in 0..2 {
-        assert!(locks.mutex("free").unwrap().try_lock().await.is_err());
-        assert!(locks.mutex("held").unwrap().try_lock().await.unwrap().is_none());
-        assert!(locks.mutex("held").unwrap().is_locked().await.unwrap());
+    let refusing = ["CONFIG", "SET", "min-replicas-to-write"];
+    let (lacks_replicas, has_them) = ([&refusing[..], &["1"]].concat(), [&refusing[..], &["0"]].concat());
+    for (number, (begin, end)) in
+        [(lacks_replicas, has_them), (vec!["REPLICAOF", "127.0.0.1", "1"], vec!["REPLICAOF", "NO", "ONE"])]
+            .into_iter()
+            .enumerate()
+    {
+        server.run::<()>(&begin).await;
+        for _ in 0..2 {
+            assert!(locks.mutex("free").unwrap().try_lock().await.is_err());
+            assert!(locks.mutex("held").unwrap().try_lock().await.unwrap().is_none());
+            assert!(locks.mutex("held").unwrap().is_locked().await.unwrap());
+        }
+        server.run::<()>(&end).await;
+        locks.mutex("free").unwrap().lock().await.unwrap().release().await.unwrap();
+        let ended = number + 1;
+        eventually("the end is reported", async || reported.outages().1 == ended).await;
+        assert_eq!(reported.outages(), (ended, ended), "{begin:?}");
     }
-    server.run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
-    locks.mutex("free").unwrap().lock().await.unwrap().release().await.unwrap();
-    assert_eq!(reported.outages_until_ended().await, (1, 1));
 }
 
 /// A server that refuses what comes too late is well.
@@ -162,6 +226,9 @@ async fn a_request_that_comes_too_late_begins_no_outage() {
     let reported = Reported::by(locks.events());
     proxy.slow_down(Some(Duration::from_millis(150)));
     assert!(lock.try_lock().await.unwrap_err().is_transient());
+    // The call knows that its requests came too late, not that the lock was in use.
+    let error = lock.lock_timeout(Duration::from_millis(600)).await.unwrap_err();
+    assert!(matches!(error, Error::Redis { .. }), "{error:?}");
     proxy.slow_down(None);
     last.lock().await.unwrap().release().await.unwrap();
     assert_eq!(reported.outages_until_granted("last").await, (0, 0));

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
+use redis::{Client, ConnectionAddr, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::super::error_replies::is_error_reply;
+use super::super::error_replies::{is_error_reply, is_unserved};
 use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
@@ -205,10 +205,9 @@ impl WakeupEndpoint {
             WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, _at).await,
             _ => redis::cmd("PING").query_async(connection).await,
         };
-        let is_outside = |error: &RedisError| error.kind() == ErrorKind::Server(ServerErrorKind::ClusterDown);
         // A refusal is a reply, too.
         checked
-            .or_else(|error| if is_error_reply(&error) && !is_outside(&error) { Ok(()) } else { Err(error) })
+            .or_else(|error| if is_error_reply(&error) && !is_unserved(&error) { Ok(()) } else { Err(error) })
     }
 
     /// Where requests are sent, if that may change. To be taken before [`client`](Self::client), so

@@ -24,7 +24,7 @@ use super::first_reply::first_reply;
 use super::master::{Dialing, Master};
 use super::seeds::{CLUSTER_DOWN, Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, last};
-use super::slot_table::{SlotTable, master_at, slot_of, unserved};
+use super::slot_table::{SLOTS, SlotTable, master_at, slot_of, unserved};
 use super::transport::RepliesByServer;
 use crate::guarded::Guarded;
 
@@ -295,7 +295,7 @@ impl Masters {
 
     /// The part of the cluster that serves a slot.
     pub(super) fn shard(&self, slot: Slot) -> Shard {
-        self.of_slot(slot).map_or(Shard::Slot(slot), |master| Shard::Master(master.address.clone()))
+        self.of_slot(slot).map_or(Shard::Unserved, |master| Shard::Master(master.address.clone()))
     }
 
     /// Whether this is a part of the cluster now.
@@ -303,7 +303,7 @@ impl Masters {
         match shard {
             Shard::All => true,
             Shard::Master(address) => self.table(|table| table.masters.contains_key(address)),
-            Shard::Slot(slot) => self.of_slot(*slot).is_none(),
+            Shard::Unserved => self.table(|table| table.slots.len() < usize::from(SLOTS)),
         }
     }
 

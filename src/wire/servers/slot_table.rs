@@ -10,7 +10,7 @@ use super::super::request::Slot;
 use super::master::Master;
 use super::seeds::{CLUSTER_DOWN, MOST_NODES, with_settings_of};
 
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 #[derive(Default)]
 pub(super) struct SlotTable {

@@ -94,8 +94,8 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
         name: "outage-logged-for-each-failure",
         edits: &[edit(
             "src/wire/outage.rs",
-            "lack.get_mut().seen = now\n",
-            "lack.get_mut().seen = now;\n                    reports.push(self.failing(failure));\n",
+            "Some(lack) => lack.seen = now,\n",
+            "Some(lack) => { lack.seen = now; reports.push(self.failing(failure)); }\n",
         )],
         test: "logs::outage_is_logged_once_when_it_starts_and_once_when_it_ends",
     },

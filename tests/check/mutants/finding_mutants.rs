@@ -54,6 +54,24 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "outages::what_needs_no_replica_ends_no_outage_of_replicas",
     },
     TestMutant {
+        name: "grant-without-a-token-ends-no-outage",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "i64::from(!matches!(call.verb(), \"acquire\" | \"read\" | \"write\"))",
+            "1",
+        )],
+        test: "outages::every_grant_ends_an_outage",
+    },
+    TestMutant {
+        name: "one-master-that-fails-stops-all-turns",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "(*of == shard || *of == Shard::All)",
+            "(*of == shard || *of != shard)",
+        )],
+        test: "outages::a_master_that_answers_ends_no_outage_of_another_one",
+    },
+    TestMutant {
         name: "late-request-begins-an-outage",
         edits: &[edit("src/wire/node.rs", "Failure::late()", "Failure::unsent(too_slow())")],
         test: "outages::a_request_that_comes_too_late_begins_no_outage",
@@ -349,8 +367,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "refused-ping-ends-the-subscription",
         edits: &[edit(
             "src/wire/servers/endpoint.rs",
-            "is_error_reply(&error) && !is_outside(&error)",
-            "false && is_error_reply(&error) && !is_outside(&error)",
+            "is_error_reply(&error) && !is_unserved(&error)",
+            "false && is_error_reply(&error) && !is_unserved(&error)",
         )],
         test: "rights::subscription_outlives_the_lack_of_the_right_to_test_it",
     },
@@ -358,8 +376,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "subscription-stays-on-a-removed-node",
         edits: &[edit(
             "src/wire/servers/endpoint.rs",
-            "is_error_reply(&error) && !is_outside(&error)",
-            "is_error_reply(&error) || is_outside(&error)",
+            "is_error_reply(&error) && !is_unserved(&error)",
+            "is_error_reply(&error) || is_unserved(&error)",
         )],
         test: "cluster::nodes::cluster_subscription_leaves_a_node_that_was_removed",
     },

@@ -107,7 +107,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         name: "missing-replicas-are-not-forgotten",
         edits: &[edit(
             "src/lease/wait_loop.rs",
-            "        self.waiter.grant_clock = clock;\n        (self.progress.is_busy, self.progress.replica_failure) = (true, None);\n",
+            "        self.waiter.grant_clock = clock;\n        self.progress.found = Found::Busy;\n",
             "        self.waiter.grant_clock = clock;\n",
         )],
         test: "replicas::confirmation::replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out",

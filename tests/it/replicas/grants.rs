@@ -89,7 +89,16 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         assert!(start.undisturbed() < TIMEOUT / 2, "{start:?}");
     }
     assert_eq!(waits(master).await, confirmed, "only grants wait for replicas");
-    // `lock` retries until a replica confirms.
+    // `lock` retries until a replica confirms, unless the client knows the outage for long.
+    replicas[0].resume();
+    let again = lock(locks, KINDS[0], "again");
+    let confirmed = async || match again.try_lock().await {
+        Ok(Some(guard)) => guard.release().await.is_ok(),
+        _ => false,
+    };
+    eventually("a replica confirms again", confirmed).await;
+    caught_up(master, 1).await;
+    replicas[0].pause();
     let mut waiting = Vec::new();
     let (refusals, start) = (waits(master).await, Instant::now());
     for kind in KINDS {
