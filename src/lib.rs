@@ -59,7 +59,7 @@
         feature = "sentinel",
         feature = "tls"
     )),
-    allow(rustdoc::broken_intra_doc_links, reason = "links to what is behind a feature that is off")
+    allow(dead_code, rustdoc::broken_intra_doc_links, reason = "for what is behind a feature that is off")
 )]
 
 #[cfg(doctest)]

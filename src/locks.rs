@@ -175,7 +175,6 @@ impl Locks {
     }
 
     /// Like [`settled`](Locks::settled), but a last clone gives releases up at some time.
-    #[cfg(feature = "blocking")]
     pub(crate) async fn into_settled(self) {
         let client = self.client;
         client.into_settled().await;

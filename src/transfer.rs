@@ -219,7 +219,6 @@ impl<G> IntoTicketError<G> {
         IntoTicketError(Box::new((guard, error)))
     }
 
-    #[cfg(feature = "blocking")]
     pub(crate) fn map<H>(self, guard: impl FnOnce(G) -> H) -> IntoTicketError<H> {
         let (inner, error) = *self.0;
         IntoTicketError::new(guard(inner), error)

@@ -41,7 +41,6 @@ impl Client {
     }
 }
 
-#[cfg(feature = "blocking")]
 impl Client {
     /// Drops this reference, and waits until what was dropped has been released, or was given up:
     /// the keeper of a client that others have gives nothing up.

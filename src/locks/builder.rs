@@ -31,12 +31,10 @@ enum Topology {
     Server(Source),
     #[cfg(feature = "pool")]
     Pool(deadpool_redis::Pool),
-    #[cfg(feature = "sentinel")]
     Sentinel {
         sentinels: Vec<Source>,
         master: Source,
     },
-    #[cfg(feature = "cluster")]
     Cluster(Vec<Source>),
     Quorum(Vec<Source>),
 }
@@ -225,9 +223,7 @@ impl LocksBuilder {
                 }
                 return sources.iter().map(server).collect();
             }
-            #[cfg(feature = "sentinel")]
             Topology::Sentinel { sentinels, master } => self.sentinels(sentinels, master)?,
-            #[cfg(feature = "cluster")]
             Topology::Cluster(sources) => {
                 let seeds = sources.iter().map(|source| self.resolve(source)).collect::<Result<_, _>>()?;
                 cluster(seeds, self.certificates.as_ref())?
@@ -241,7 +237,6 @@ impl LocksBuilder {
         source.resolve(self.certificates.as_ref(), self.options.node_timeout)
     }
 
-    #[cfg(feature = "sentinel")]
     fn sentinels(
         &self,
         sentinels: &[Source],
@@ -278,7 +273,6 @@ fn sources(given: impl IntoIterator<Item = impl Into<Source>>) -> Vec<Source> {
     given.into_iter().map(Into::into).collect()
 }
 
-#[cfg(feature = "cluster")]
 fn cluster(
     seeds: Vec<redis::ConnectionInfo>,
     certificates: Option<&Certificates>,
@@ -307,9 +301,7 @@ impl Topology {
             Topology::Server(_) => "server",
             #[cfg(feature = "pool")]
             Topology::Pool(_) => "pool",
-            #[cfg(feature = "sentinel")]
             Topology::Sentinel { .. } => "sentinel",
-            #[cfg(feature = "cluster")]
             Topology::Cluster(_) => "cluster",
             Topology::Quorum(_) => "quorum",
         }

@@ -89,7 +89,6 @@ impl Source {
     }
 
     /// Whether the server is reached through TLS, as far as the source shows.
-    #[cfg(feature = "sentinel")]
     pub(super) fn is_tls(&self) -> bool {
         match &self.0 {
             Address::Text(url) => url.as_str().into_connection_info().is_ok_and(|info| is_tls(&info)),
@@ -98,14 +97,12 @@ impl Source {
     }
 
     /// Whether the source is an address, not only a master's name.
-    #[cfg(feature = "sentinel")]
     pub(super) fn is_url(&self) -> bool {
         !matches!(&self.0, Address::Text(text) if !text.contains("://"))
     }
 
     /// Returns a master's settings, with its name in place of the host. A name alone is reached
     /// through TLS if its sentinels are.
-    #[cfg(feature = "sentinel")]
     pub(super) fn resolve_master(
         &self,
         has_tls_sentinels: bool,

@@ -201,7 +201,6 @@ pub(super) fn closed() -> RedisError {
 
 /// A failure to reach a server of a cluster, or one that a sentinel names: the caller may not know
 /// its address, which may be one of another network.
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(super) fn at_announced(address: impl std::fmt::Display, failure: RedisError) -> RedisError {
     let named = |io: &std::io::Error| std::io::Error::new(io.kind(), format!("{address}: {io}"));
     io_error(&failure).map(named).map_or(failure, RedisError::from)

@@ -37,9 +37,7 @@ pub(crate) use node::Node;
 pub(crate) use nodes::{HoldCount, Nodes, median_clock};
 pub(crate) use outage::LONGEST_PAUSE;
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
-#[cfg(feature = "cluster")]
 pub(crate) use servers::Seeds;
-#[cfg(feature = "sentinel")]
 pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{
     Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,

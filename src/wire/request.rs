@@ -16,8 +16,21 @@ use crate::name::Name;
 /// The slot of a cluster that a request is for.
 #[cfg(feature = "cluster")]
 pub(super) type Slot = redis::cluster_routing::Slot;
+/// Without the feature, no client has a cluster.
 #[cfg(not(feature = "cluster"))]
-pub(super) type Slot = std::convert::Infallible;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Slot;
+
+#[cfg(not(feature = "cluster"))]
+impl Slot {
+    pub(super) fn new(_: u16) -> Option<Slot> {
+        None
+    }
+
+    pub(super) fn for_key(_: impl AsRef<[u8]>) -> Slot {
+        Slot
+    }
+}
 
 /// The part of a node whose requests fail together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -25,19 +38,14 @@ pub(super) enum Shard {
     /// The one server, or all masters of a cluster.
     All,
     /// By its address.
-    #[cfg(feature = "cluster")]
     Master(String),
     /// The slots that no master serves, as far as is known.
-    #[cfg(feature = "cluster")]
     Unserved,
 }
 
 /// Whether the keys of both locks are in one slot of a cluster.
-pub(super) fn have_one_slot(_one: &Name, _other: &Name) -> bool {
-    #[cfg(feature = "cluster")]
-    return Slot::for_key(_one.key()) == Slot::for_key(_other.key());
-    #[cfg(not(feature = "cluster"))]
-    true
+pub(super) fn have_one_slot(one: &Name, other: &Name) -> bool {
+    Slot::for_key(one.key()) == Slot::for_key(other.key())
 }
 
 /// The most locks that a call may have.
@@ -83,7 +91,6 @@ impl PreparedCall {
     }
 
     /// The same call, with the slot of its keys.
-    #[cfg(feature = "cluster")]
     pub(super) fn with_slot(self) -> PreparedCall {
         let slot = self.call.first_key().map(Slot::for_key);
         PreparedCall { slot, ..self }

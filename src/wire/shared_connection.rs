@@ -1,28 +1,23 @@
 //! [`SharedConnection`]: one connection for all requests of a node, replaced when it breaks.
 
-#[cfg(feature = "sentinel")]
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-#[cfg(feature = "sentinel")]
 use std::time::Duration;
 
 use redis::RedisError;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-#[cfg(feature = "sentinel")]
 use tokio::time::sleep;
 use tokio::time::timeout;
 
 use super::error_replies::{is_spent, lacks_replicas, too_slow};
 use super::handshake::Handshake;
 use super::server_clock::ServerClock;
-#[cfg(feature = "sentinel")]
 use super::servers::SentinelMaster;
 use super::servers::{Connecting, Connection, EXPLAINING, Endpoint};
 
 /// How often a connection is checked for still leading to the master.
-#[cfg(feature = "sentinel")]
 const MASTER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// One connection shared by all requests. A request that finds it broken drops it; the next one
@@ -158,16 +153,12 @@ impl SharedConnection {
 
     /// Starts the tasks that look after connections of this generation.
     fn look_after(self: &Arc<SharedConnection>, generation: u64) -> JoinSet<()> {
-        #[allow(unused_mut, reason = "only with sentinels")]
         let mut tasks = JoinSet::new();
-        #[cfg(feature = "sentinel")]
         if let Endpoint::Sentinel(sentinel) = &self.endpoint {
             // It must not own what owns it.
             let this = Arc::downgrade(self);
             tasks.spawn_on(follow_master(Arc::clone(sentinel), this, generation), &self.runtime);
         }
-        #[cfg(not(feature = "sentinel"))]
-        let _ = generation;
         tasks
     }
 
@@ -191,7 +182,6 @@ impl SharedConnection {
 
 /// Checks periodically whether the connection still leads to the master, and drops it if not. A
 /// replaced master may reply for some time, or for ever if it is cut off from the sentinels.
-#[cfg(feature = "sentinel")]
 async fn follow_master(sentinel: Arc<SentinelMaster>, shared: Weak<SharedConnection>, generation: u64) {
     loop {
         sleep(MASTER_CHECK_INTERVAL).await;

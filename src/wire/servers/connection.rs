@@ -6,13 +6,10 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-#[cfg(feature = "cluster")]
 use super::super::error_replies::is_broken;
-#[cfg(feature = "cluster")]
 use super::super::request::Slot;
 use super::super::request::{PreparedCall, Shard, TimedReply};
 use super::batcher::Batcher;
-#[cfg(feature = "cluster")]
 use super::masters::Masters;
 use super::sending::{SentFlag, last};
 use super::transport::{RepliesByServer, introduction};
@@ -21,26 +18,23 @@ use super::transport::{RepliesByServer, introduction};
 #[derive(Clone)]
 pub(in crate::wire) enum Connection {
     Server(Arc<Batcher>),
-    #[cfg(feature = "cluster")]
     Cluster(Arc<Masters>),
 }
 
 impl Connection {
     /// The part of the node that has a key.
-    pub(in crate::wire) fn shard(&self, _key: Option<&str>) -> Shard {
+    pub(in crate::wire) fn shard(&self, key: Option<&str>) -> Shard {
         match self {
             Connection::Server(_) => Shard::All,
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(masters) => _key.map_or(Shard::All, |key| masters.shard(Slot::for_key(key))),
+            Connection::Cluster(masters) => key.map_or(Shard::All, |key| masters.shard(Slot::for_key(key))),
         }
     }
 
     /// Whether this is a part of the node now.
-    pub(in crate::wire) fn has_shard(&self, _shard: &Shard) -> bool {
+    pub(in crate::wire) fn has_shard(&self, shard: &Shard) -> bool {
         match self {
             Connection::Server(_) => true,
-            #[cfg(feature = "cluster")]
-            Connection::Cluster(masters) => masters.has_shard(_shard),
+            Connection::Cluster(masters) => masters.has_shard(shard),
         }
     }
 
@@ -57,7 +51,6 @@ impl Connection {
     ) -> Result<TimedReply, RedisError> {
         match self {
             Connection::Server(batcher) => batcher.send(request, sent_flag).await,
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.send(request, sent_flag).await,
         }
     }
@@ -69,7 +62,6 @@ impl Connection {
     pub(in crate::wire) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
         match self {
             Connection::Server(batcher) => batcher.query(command, limit).await,
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.query(command, limit).await,
         }
     }
@@ -81,7 +73,6 @@ impl Connection {
             Connection::Server(batcher) => {
                 last(batcher.send_all(introduction().chain([time]).collect(), limit).await)
             }
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.query(&time, limit).await,
         }
     }
@@ -94,7 +85,6 @@ impl Connection {
     ) -> Vec<Result<TimedReply, RedisError>> {
         match self {
             Connection::Server(batcher) => batcher.send_ahead(&requests, limit).await,
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.send_ahead(requests, limit).await,
         }
     }
@@ -108,7 +98,6 @@ impl Connection {
     ) -> Result<RepliesByServer, RedisError> {
         match self {
             Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => Ok(masters.send_to_all(request, limit).await),
         }
     }
@@ -118,7 +107,6 @@ impl Connection {
     pub(in crate::wire) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         match self {
             Connection::Server(batcher) => batcher.check(limit).await,
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => {
                 let ping = redis::cmd("PING");
                 let replies = masters.send_to_all(&ping, limit).await;
@@ -135,7 +123,6 @@ impl Connection {
     pub(in crate::wire) fn newest(&self) -> u64 {
         match self {
             Connection::Server(_) => 0,
-            #[cfg(feature = "cluster")]
             Connection::Cluster(masters) => masters.newest(),
         }
     }
@@ -145,7 +132,6 @@ impl Connection {
     pub(in crate::wire) fn is_answering(&self) -> bool {
         match self {
             Connection::Server(batcher) => batcher.is_answering(),
-            #[cfg(feature = "cluster")]
             Connection::Cluster(_) => false,
         }
     }
@@ -155,7 +141,6 @@ impl Connection {
     pub(in crate::wire) fn has_replied_since(&self, start: Instant) -> bool {
         match self {
             Connection::Server(batcher) => batcher.has_replied_since(start),
-            #[cfg(feature = "cluster")]
             Connection::Cluster(_) => false,
         }
     }

@@ -14,12 +14,9 @@ use super::batcher::Batcher;
 #[cfg(feature = "pool")]
 use super::batcher::UNLIMITED;
 use super::connection::Connection;
-#[cfg(feature = "cluster")]
 use super::masters::Masters;
 use super::refused_connection::explain;
-#[cfg(feature = "cluster")]
 use super::seeds::Seeds;
-#[cfg(feature = "sentinel")]
 use super::sentinel::SentinelMaster;
 use super::transport::{connect, set_name, unlimited};
 
@@ -34,9 +31,7 @@ pub(crate) enum Endpoint {
     /// exhausted pool does not keep a lease from being renewed.
     #[cfg(feature = "pool")]
     Pool(deadpool_redis::Pool),
-    #[cfg(feature = "sentinel")]
     Sentinel(Arc<SentinelMaster>),
-    #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
 }
 
@@ -56,14 +51,12 @@ impl Endpoint {
                 connection.set_response_timeout(UNLIMITED); // its default cannot be removed
                 connection
             }
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(sentinel) => {
                 let master = sentinel.master().await?;
                 let connection = connect(&master, &unlimited(limit)).await?;
                 sentinel.record_master(&master);
                 connection
             }
-            #[cfg(feature = "cluster")]
             Endpoint::Cluster(seeds) => {
                 let masters = Masters::open(Arc::clone(seeds), limit, name).await?;
                 return Ok(Connection::Cluster(masters));
@@ -88,12 +81,10 @@ impl Endpoint {
             return Ok((self.connect(limit, name).await?, None));
         }
         let server = match self {
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(sentinel) => Endpoint::Server(sentinel.master().await?),
             server => (*server).clone(),
         };
         let (one, second) = tokio::try_join!(server.connect(limit, name), server.connect(limit, name))?;
-        #[cfg(feature = "sentinel")]
         if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (self, &server) {
             sentinel.record_master(master);
         }
@@ -106,10 +97,8 @@ impl Endpoint {
             Endpoint::Server(client) => explain(client.get_connection_info(), failure, limit).await,
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => failure, // it does not name its server
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => failure, // of its master, which has explained it
-            #[cfg(feature = "cluster")]
-            Endpoint::Cluster(_) => failure, // of one of its masters, which has explained it
+            Endpoint::Cluster(_) => failure,  // of one of its masters, which has explained it
         }
     }
 
@@ -119,9 +108,7 @@ impl Endpoint {
             Endpoint::Server(client) => client.get_connection_info().addr().to_string(),
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => "pool".to_owned(),
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
-            #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => "cluster".to_owned(),
         }
     }
@@ -129,12 +116,10 @@ impl Endpoint {
     /// Whether each new connection looks up which server is the master.
     pub(in crate::wire) fn finds_master(&self) -> bool {
         match self {
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => true,
             Endpoint::Server(_) => false,
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => false,
-            #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => false,
         }
     }
@@ -148,12 +133,10 @@ impl Endpoint {
     /// Whether one connection reaches many servers.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
-            #[cfg(feature = "cluster")]
             Endpoint::Cluster(_) => true,
             Endpoint::Server(_) => false,
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => false,
-            #[cfg(feature = "sentinel")]
             Endpoint::Sentinel(_) => false,
         }
     }
@@ -164,10 +147,8 @@ impl Endpoint {
 #[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
 pub(crate) enum WakeupEndpoint {
     Server(Client),
-    #[cfg(feature = "sentinel")]
     Sentinel(Arc<SentinelMaster>),
     /// Any server: each one receives messages that are published on any other.
-    #[cfg(feature = "cluster")]
     Cluster(Arc<Seeds>),
 }
 
@@ -175,9 +156,7 @@ impl WakeupEndpoint {
     pub(in crate::wire) async fn client(&self) -> Result<Client, RedisError> {
         match self {
             WakeupEndpoint::Server(client) => Ok(client.clone()),
-            #[cfg(feature = "sentinel")]
             WakeupEndpoint::Sentinel(sentinel) => sentinel.master().await,
-            #[cfg(feature = "cluster")]
             WakeupEndpoint::Cluster(seeds) => seeds.next(),
         }
     }
@@ -186,9 +165,7 @@ impl WakeupEndpoint {
     pub(in crate::wire) fn label(&self) -> String {
         match self {
             WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
-            #[cfg(feature = "sentinel")]
             WakeupEndpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
-            #[cfg(feature = "cluster")]
             WakeupEndpoint::Cluster(_) => "cluster".to_owned(),
         }
     }
@@ -201,7 +178,6 @@ impl WakeupEndpoint {
         connection: &mut MultiplexedConnection,
     ) -> Result<(), RedisError> {
         let checked = match self {
-            #[cfg(feature = "cluster")]
             WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, _at).await,
             _ => redis::cmd("PING").query_async(connection).await,
         };
@@ -214,7 +190,6 @@ impl WakeupEndpoint {
     /// that no change is missed while the subscription is made.
     pub(in crate::wire) fn place(&self) -> Option<watch::Receiver<Option<ConnectionAddr>>> {
         match self {
-            #[cfg(feature = "sentinel")]
             WakeupEndpoint::Sentinel(sentinel) => Some(sentinel.place()),
             _ => None,
         }

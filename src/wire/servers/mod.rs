@@ -6,25 +6,18 @@
 //! and splits again; a test (`tests/conventions/sources.rs`) keeps it so.
 
 mod batcher;
-#[cfg(feature = "cluster")]
 mod cluster;
 mod connecting;
 mod connection;
 mod endpoint;
-#[cfg(feature = "cluster")]
 mod first_reply;
 mod last_reply;
-#[cfg(feature = "cluster")]
 mod master;
-#[cfg(feature = "cluster")]
 mod masters;
 mod refused_connection;
-#[cfg(feature = "cluster")]
 mod seeds;
 mod sending;
-#[cfg(feature = "sentinel")]
 mod sentinel;
-#[cfg(feature = "cluster")]
 mod slot_table;
 mod transport;
 
@@ -32,10 +25,8 @@ pub(super) use connecting::Connecting;
 pub(super) use connection::Connection;
 pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
 pub(super) use refused_connection::EXPLAINING;
-#[cfg(feature = "cluster")]
 pub(crate) use seeds::Seeds;
 pub(super) use sending::SentFlag;
-#[cfg(feature = "sentinel")]
 pub(crate) use sentinel::SentinelMaster;
 pub(crate) use transport::{Certificates, provide_cryptography, with_certificates, with_settings};
 pub(super) use transport::{RepliesByServer, config, connect, set_name};
