@@ -126,8 +126,8 @@ impl All {
     pub async fn try_lock(&self) -> Result<Option<AllGuard>, Error> {
         let mut holds: Vec<Option<Hold>> = Vec::with_capacity(self.members.len());
         let (mut asking, mut requests) = (Vec::new(), Vec::new());
-        for request in self.members.iter().map(Member::request) {
-            let entered = Hold::enter(&request)?;
+        for request in self.members.iter().map(Member::lock) {
+            let entered = Hold::enter(request)?;
             if entered.is_none() {
                 asking.push(holds.len());
                 requests.push(request);
@@ -201,8 +201,8 @@ impl All {
     /// One try for all, and then one after the other: a task holds only locks before the one that
     /// it waits for.
     async fn acquire(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {
-        let first = &self.members[0]; // there is at least one
-        let acquired = first.lock().client.with_runtime(pin!(self.acquire_in_order(limit))).await;
+        let first = self.members[0].lock(); // there is at least one
+        let acquired = first.client.with_runtime(pin!(self.acquire_in_order(limit))).await;
         acquired.unwrap_or_else(|| Err(Error::RuntimeEnded { context: first.context() }))
     }
 
@@ -215,7 +215,7 @@ impl All {
                 Ok(tried) => tried,
                 // One more try could wait for a silent server for longer than the limit.
                 Err(_elapsed) => {
-                    let requests: Vec<_> = self.members.iter().map(Member::request).collect();
+                    let requests: Vec<_> = self.members.iter().map(Member::lock).collect();
                     return Err(out_of_time(&requests, limit));
                 }
             },
@@ -229,13 +229,13 @@ impl All {
             Err(error) => return Err(error),
         }
         let mut holds = Vec::with_capacity(self.members.len());
-        for request in self.members.iter().map(Member::request) {
+        for request in self.members.iter().map(Member::lock) {
             let left = until.map(|until| until.since(Moment::now()));
             if let (Some(Duration::ZERO), Some(limit)) = (left, limit) {
                 return Err(request.timed_out(limit, was_busy));
             }
             // A lease that is lost meanwhile is not waited with. Large, so not stored twice.
-            let acquiring = Leases::of(&holds).while_held(Box::pin(acquire(&request, left))).await;
+            let acquiring = Leases::of(&holds).while_held(Box::pin(acquire(request, left))).await;
             let acquired = acquiring.map_err(|ended| lost_meanwhile(&self.members, ended))?;
             holds.push(acquired.map_err(|error| within(limit, error))?);
         }
@@ -252,7 +252,9 @@ impl All {
 fn lost_meanwhile(members: &[Member], ended: Error) -> Error {
     let is_of = |member: &&Member| ended.context().and_then(Context::lock) == Some(member.name());
     match (&ended, members.iter().find(is_of)) {
-        (Error::Lost { reason, .. }, Some(lost)) => Error::Lost { context: lost.context(), reason: *reason },
+        (Error::Lost { reason, .. }, Some(lost)) => {
+            Error::Lost { context: lost.lock().context(), reason: *reason }
+        }
         _ => ended,
     }
 }

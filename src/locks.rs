@@ -15,13 +15,13 @@ use std::time::Duration;
 use crate::all::{All, Member};
 use crate::error::Error;
 use crate::events::Events;
-use crate::lease::{Client, NamedLock};
-use crate::mutex::Mutex;
+use crate::lease::{Client, Kind, LockRequest};
+use crate::mutex::{MUTEX, Mutex};
 use crate::name::{Name, NameError};
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::reentrant::ReentrantLock;
-use crate::rwlock::RwLock;
+use crate::reentrant::{REENTRANT, ReentrantLock};
+use crate::rwlock::{READ, RwLock};
 
 pub use builder::LocksBuilder;
 pub use node_status::{NodeState, NodeStatus};
@@ -234,7 +234,7 @@ impl Locks {
     /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
     pub fn mutex(&self, name: impl AsRef<str>) -> Result<Mutex, Error> {
-        Ok(Mutex::new(self.lock(name.as_ref())?))
+        Ok(Mutex { lock: self.lock(&MUTEX, name.as_ref())? })
     }
 
     /// Returns the re-entrant lock of this name for `owner`, without a request: the value only
@@ -244,7 +244,7 @@ impl Locks {
     /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
     pub fn reentrant(&self, name: impl AsRef<str>, owner: &Owner) -> Result<ReentrantLock, Error> {
-        Ok(ReentrantLock::new(self.lock(name.as_ref())?, owner.clone()))
+        Ok(ReentrantLock::new(self.lock(&REENTRANT, name.as_ref())?, owner))
     }
 
     /// Returns the re-entrant lock of this name for the owner in whose [`scope`](Owner::scope) the
@@ -270,9 +270,9 @@ impl Locks {
     /// - [`Error::NoOwner`]: there is no scope around the caller.
     /// - [`Error::Name`]: the name is not allowed.
     pub fn reentrant_in_scope(&self, name: impl AsRef<str>) -> Result<ReentrantLock, Error> {
-        let lock = self.lock(name.as_ref())?;
+        let lock = self.lock(&REENTRANT, name.as_ref())?;
         let Some(owner) = Owner::current() else { return Err(Error::NoOwner { name: lock.name }) };
-        Ok(ReentrantLock::new(lock, owner))
+        Ok(ReentrantLock::new(lock, &owner))
     }
 
     /// Returns the read-write lock of this name, without a request: the value only describes the
@@ -282,7 +282,7 @@ impl Locks {
     /// - [`Error::Name`]: the name is not allowed; [`NameProblem`](crate::NameProblem) lists the
     ///   rules.
     pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
-        Ok(RwLock::new(self.lock(name.as_ref())?))
+        Ok(RwLock::new(self.lock(&READ, name.as_ref())?))
     }
 
     /// Returns several locks of this client that are acquired together, without a request: mutexes,
@@ -309,9 +309,10 @@ impl Locks {
         Ok(All::new(&self.client, members.into_iter().map(Into::into).collect())?)
     }
 
-    fn lock(&self, name: &str) -> Result<NamedLock, NameError> {
+    fn lock(&self, kind: &'static Kind, name: &str) -> Result<LockRequest, NameError> {
         let name = Name::new(&self.options.prefix, name)?;
-        Ok(NamedLock { client: Arc::clone(&self.client), options: Arc::clone(&self.options), name })
+        let (client, options) = (Arc::clone(&self.client), Arc::clone(&self.options));
+        Ok(LockRequest { client, kind, name, options, owner: None })
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Hold, Kind, Lease, LockRequest, NamedLock, Queue, Verbs, acquire, run, try_acquire};
+use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, Verbs, acquire, run, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -52,14 +52,10 @@ static SCRIPT: Script = Script::new(include_str!("../lua/mutex.lua"));
 /// ```
 #[derive(Clone)]
 pub struct Mutex {
-    pub(crate) lock: NamedLock,
+    pub(crate) lock: LockRequest,
 }
 
 impl Mutex {
-    pub(crate) fn new(lock: NamedLock) -> Mutex {
-        Mutex { lock }
-    }
-
     /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.lock.name
@@ -91,7 +87,7 @@ impl Mutex {
     /// A call that is polled once and then neither polled nor dropped keeps its place in the queue,
     /// and blocks the tasks of this client behind it.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        acquire(&self.request(), None).await.map(MutexGuard::new)
+        acquire(&self.lock, None).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex like [`lock`](Mutex::lock), within `limit`, which covers waiting,
@@ -107,7 +103,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<MutexGuard, Error> {
-        acquire(&self.request(), Some(limit)).await.map(MutexGuard::new)
+        acquire(&self.lock, Some(limit)).await.map(|hold| MutexGuard { hold })
     }
 
     /// Acquires the mutex, runs `work` while the lease is valid, and releases it, also if the work
@@ -187,7 +183,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](Mutex::lock).
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        Ok(try_acquire(&self.request()).await?.map(MutexGuard::new))
+        Ok(try_acquire(&self.lock).await?.map(|hold| MutexGuard { hold }))
     }
 
     /// Returns the holder and the number of waiters, as the server reports them at this moment.
@@ -199,7 +195,7 @@ impl Mutex {
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        self.lock.inspect(&MUTEX).await
+        self.lock.inspect().await
     }
 
     /// Returns whether the mutex is held now.
@@ -226,7 +222,7 @@ impl Mutex {
     /// # Errors
     /// - Those of [`inspect`](Mutex::inspect).
     pub async fn is_held_by(&self, lease: &Lease) -> Result<bool, Error> {
-        self.lock.is_held_by(&MUTEX, &lease.holder_id()).await
+        self.lock.is_held_by(&lease.holder_id()).await
     }
 
     /// Revokes the mutex from its holder, and grants it to the next waiter if there is one. Returns
@@ -247,17 +243,13 @@ impl Mutex {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.lock.force_release(&MUTEX, None).await
-    }
-
-    pub(crate) fn request(&self) -> LockRequest {
-        self.lock.request(&MUTEX, None)
+        self.lock.force_release(None).await
     }
 }
 
 impl fmt::Debug for Mutex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.describe("Mutex", None, f)
+        self.lock.describe("Mutex", f)
     }
 }
 
@@ -274,10 +266,6 @@ pub struct MutexGuard {
 }
 
 impl MutexGuard {
-    pub(crate) fn new(hold: Hold) -> MutexGuard {
-        MutexGuard { hold }
-    }
-
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.hold.lease()

@@ -36,7 +36,7 @@ const LONGEST: usize = 256;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Owner(Arc<str>);
+pub struct Owner(pub(crate) Arc<str>);
 
 tokio::task_local! {
     static CURRENT: Owner;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::inspection::Inspection;
-use crate::lease::{Kind, Lease, NamedLock, decide};
+use crate::lease::{Kind, Lease, LockRequest, decide};
 use crate::name::Name;
 use crate::owner::Owner;
 use crate::wire::{Answer, Failure, WaitFor};
@@ -66,17 +66,14 @@ impl SoughtHolder<'_> {
     }
 }
 
-impl NamedLock {
-    pub(crate) async fn inspect(&self, kind: &'static Kind) -> Result<Inspection, Error> {
-        self.query(kind, None, Inspection::from_reply, Inspection::merge).await
+impl LockRequest {
+    pub(crate) async fn inspect(&self) -> Result<Inspection, Error> {
+        self.query(None, Inspection::from_reply, Inspection::merge).await
     }
 
-    pub(crate) async fn is_held_by(
-        &self,
-        kind: &'static Kind,
-        holder_id: &SoughtHolder<'_>,
-    ) -> Result<bool, Error> {
-        Ok(holder_id.may_hold(&self.name, kind) && self.inspect(kind).await?.is_held_by(holder_id.owner()))
+    pub(crate) async fn is_held_by(&self, holder_id: &SoughtHolder<'_>) -> Result<bool, Error> {
+        let may_hold = holder_id.may_hold(&self.name, self.kind);
+        Ok(may_hold && self.inspect().await?.is_held_by(holder_id.owner()))
     }
 
     /// Returns what the nodes report about the lock, or about one owner's holds. `read` receives
@@ -84,12 +81,11 @@ impl NamedLock {
     /// reports of several nodes, and how many form a majority.
     pub(crate) async fn query<T>(
         &self,
-        kind: &'static Kind,
         owner: Option<&str>,
         read: fn(Option<FencingToken>, u64, &[String]) -> Option<T>,
         agree: fn(&[T], usize) -> T,
     ) -> Result<T, Error> {
-        let call = Arc::new(kind.inspect(&self.name).read_only().shared(owner));
+        let call = Arc::new(self.kind.inspect(&self.name).read_only().shared(owner));
         let (nodes, context) = (&self.client.nodes, self.client.context(Operation::Inspect, &self.name));
         let in_flight = Arc::default();
         let asking = pin!(nodes.ask(&call, nodes.all_nodes(), &in_flight, WaitFor::All));
@@ -107,7 +103,7 @@ impl NamedLock {
                 return Err(error(reply.unexpected()));
             };
             if *status != 1 {
-                let refused = self.request(kind, None).attempt().refusal(*status, context.clone());
+                let refused = self.attempt().refusal(*status, context.clone());
                 refusal = Some(refused.unwrap_or_else(|| error(reply.unexpected())));
                 continue;
             }
@@ -130,12 +126,8 @@ impl NamedLock {
     }
 
     /// Revokes the lock, from one holder only if it is named as the server knows it.
-    pub(crate) async fn force_release(
-        &self,
-        kind: &'static Kind,
-        holder: Option<&str>,
-    ) -> Result<bool, Error> {
-        let attempt = self.request(kind, None).attempt();
+    pub(crate) async fn force_release(&self, holder: Option<&str>) -> Result<bool, Error> {
+        let attempt = LockRequest { owner: None, ..self.clone() }.attempt();
         let context = self.client.context(Operation::ForceRelease, &self.name);
         let call = attempt.force(holder);
         let _revoked = Revoked(self);
@@ -150,15 +142,10 @@ impl NamedLock {
         }
     }
 
-    pub(crate) fn describe(
-        &self,
-        kind: &str,
-        owner: Option<&Owner>,
-        f: &mut fmt::Formatter<'_>,
-    ) -> fmt::Result {
+    pub(crate) fn describe(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct(kind);
         text.field("name", &self.name);
-        if let Some(owner) = owner {
+        if let Some(owner) = &self.owner {
             text.field("owner", owner);
         }
         text.field("options", &self.options).finish_non_exhaustive()
@@ -167,7 +154,7 @@ impl NamedLock {
 
 /// A request to revoke the lock. The server may have served it although its reply was lost, or the
 /// call was dropped.
-struct Revoked<'a>(&'a NamedLock);
+struct Revoked<'a>(&'a LockRequest);
 
 impl Drop for Revoked<'_> {
     fn drop(&mut self) {

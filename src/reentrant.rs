@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{
-    Hold, Kind, Lease, LockRequest, NamedLock, Queue, TOO_DEEP, Verbs, acquire, run, try_acquire,
-};
+use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, TOO_DEEP, Verbs, acquire, run, try_acquire};
 use crate::name::Name;
 use crate::owner::Owner;
 use crate::queries::HolderId;
@@ -68,19 +66,19 @@ static SCRIPT: Script = Script::new(include_str!("../lua/reentrant.lua"));
 /// ```
 #[derive(Clone)]
 pub struct ReentrantLock {
-    pub(crate) lock: NamedLock,
+    pub(crate) lock: LockRequest,
     owner: Owner,
 }
 
 impl ReentrantLock {
-    pub(crate) fn new(lock: NamedLock, owner: Owner) -> ReentrantLock {
-        ReentrantLock { lock, owner }
+    pub(crate) fn new(lock: LockRequest, owner: &Owner) -> ReentrantLock {
+        ReentrantLock { lock: lock.of(owner), owner: owner.clone() }
     }
 
     /// Returns the same lock for another owner.
     #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
     pub fn with_owner(&self, owner: &Owner) -> ReentrantLock {
-        ReentrantLock { owner: owner.clone(), ..self.clone() }
+        ReentrantLock::new(self.lock.clone(), owner)
     }
 
     /// Returns the owner of the holds that are acquired through this value.
@@ -119,7 +117,7 @@ impl ReentrantLock {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        acquire(&self.request(), None).await.map(|hold| self.guard(hold))
+        acquire(&self.lock, None).await.map(|hold| self.guard(hold))
     }
 
     /// Acquires the lock like [`lock`](ReentrantLock::lock), within `limit`, which covers waiting,
@@ -135,7 +133,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<ReentrantGuard, Error> {
-        acquire(&self.request(), Some(limit)).await.map(|hold| self.guard(hold))
+        acquire(&self.lock, Some(limit)).await.map(|hold| self.guard(hold))
     }
 
     /// Acquires the lock, runs `work` while the lease is valid, and releases it, also if the work
@@ -218,7 +216,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](ReentrantLock::lock).
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(try_acquire(&self.request()).await?.map(|hold| self.guard(hold)))
+        Ok(try_acquire(&self.lock).await?.map(|hold| self.guard(hold)))
     }
 
     /// Returns the owner, the number of its holds and the number of waiters, as the server reports
@@ -231,7 +229,7 @@ impl ReentrantLock {
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     pub async fn inspect(&self) -> Result<Inspection, Error> {
-        self.lock.inspect(&REENTRANT).await
+        self.lock.inspect().await
     }
 
     /// Returns whether any owner holds the lock now.
@@ -250,7 +248,7 @@ impl ReentrantLock {
     /// # Errors
     /// - Those of [`inspect`](ReentrantLock::inspect).
     pub async fn is_held_by(&self, holder: &impl HolderId) -> Result<bool, Error> {
-        self.lock.is_held_by(&REENTRANT, &holder.holder_id()).await
+        self.lock.is_held_by(&holder.holder_id()).await
     }
 
     /// Revokes the lock from its owner, with all holds, and grants it to the next waiter if there
@@ -271,11 +269,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.lock.force_release(&REENTRANT, None).await
-    }
-
-    pub(crate) fn request(&self) -> LockRequest {
-        self.lock.request(&REENTRANT, Some(&self.owner))
+        self.lock.force_release(None).await
     }
 
     fn guard(&self, hold: Hold) -> ReentrantGuard {
@@ -285,7 +279,7 @@ impl ReentrantLock {
 
 impl fmt::Debug for ReentrantLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lock.describe("ReentrantLock", Some(&self.owner), f)
+        self.lock.describe("ReentrantLock", f)
     }
 }
 
@@ -347,6 +341,6 @@ impl ReentrantGuard {
 
 impl fmt::Debug for ReentrantGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReentrantGuard").field("owner", &self.owner).field("lease", self.lease()).finish()
+        self.hold.describe("ReentrantGuard", f)
     }
 }

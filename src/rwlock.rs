@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::{Mode, RwInspection};
-use crate::lease::{
-    Hold, Kind, LockRequest, NamedLock, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire,
-};
+use crate::lease::{Hold, Kind, LockRequest, Queue, Refusal, TOO_DEEP, Verbs, acquire, try_acquire};
 use crate::name::Name;
 use crate::owner::Owner;
 use crate::queries::HolderId;
@@ -135,18 +133,18 @@ const FOUND: &str = "something that is not a read-write lock";
 /// ```
 #[derive(Clone)]
 pub struct RwLock {
-    pub(crate) read: NamedLock,
-    pub(crate) write: NamedLock,
-    owner: Option<Owner>,
+    pub(crate) read: LockRequest,
+    pub(crate) write: LockRequest,
 }
 
 impl RwLock {
-    pub(crate) fn new(lock: NamedLock) -> RwLock {
-        let side = |ttl: Option<Duration>| match ttl {
-            Some(ttl) => NamedLock { options: Arc::new((*lock.options).clone().ttl(ttl)), ..lock.clone() },
-            None => lock.clone(),
+    pub(crate) fn new(lock: LockRequest) -> RwLock {
+        let side = |kind, ttl: Option<Duration>| {
+            let own = |ttl| Arc::new((*lock.options).clone().ttl(ttl));
+            let options = ttl.map_or_else(|| Arc::clone(&lock.options), own);
+            LockRequest { kind, options, ..lock.clone() }
         };
-        RwLock { read: side(lock.options.read_ttl), write: side(lock.options.write_ttl), owner: None }
+        RwLock { read: side(&READ, lock.options.read_ttl), write: side(&WRITE, lock.options.write_ttl) }
     }
 
     /// Returns the same lock for `owner`: each hold acquired through it belongs to this owner, and
@@ -162,12 +160,12 @@ impl RwLock {
     /// ```
     #[must_use = "it returns the lock for the owner, and leaves this one as it is"]
     pub fn with_owner(&self, owner: &Owner) -> RwLock {
-        RwLock { owner: Some(owner.clone()), ..self.clone() }
+        RwLock { read: self.read.clone().of(owner), write: self.write.clone().of(owner) }
     }
 
     /// Returns the owner that the lock was [made for](RwLock::with_owner).
     pub fn owner(&self) -> Option<&Owner> {
-        self.owner.as_ref()
+        self.read.owner.as_ref()
     }
 
     /// Returns the name of the lock.
@@ -206,7 +204,7 @@ impl RwLock {
     /// neither polled nor dropped keeps its place in the queue, and blocks the tasks of this client
     /// behind it.
     pub async fn read(&self) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read(), None).await.map(|hold| self.read_guard(hold))
+        acquire(&self.read, None).await.map(|hold| RwLockReadGuard { hold })
     }
 
     /// Acquires the lock to write, waiting until no other owner holds it.
@@ -218,7 +216,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn write(&self) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write(), None).await.map(|hold| self.write_guard(hold))
+        acquire(&self.write, None).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read like [`read`](RwLock::read), within `limit`, which covers waiting,
@@ -233,7 +231,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn read_timeout(&self, limit: Duration) -> Result<RwLockReadGuard, Error> {
-        acquire(&self.to_read(), Some(limit)).await.map(|hold| self.read_guard(hold))
+        acquire(&self.read, Some(limit)).await.map(|hold| RwLockReadGuard { hold })
     }
 
     /// Acquires the lock to write like [`write`](RwLock::write), within `limit`, which covers
@@ -247,7 +245,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn write_timeout(&self, limit: Duration) -> Result<RwLockWriteGuard, Error> {
-        acquire(&self.to_write(), Some(limit)).await.map(|hold| self.write_guard(hold))
+        acquire(&self.write, Some(limit)).await.map(|hold| self.write_guard(hold))
     }
 
     /// Acquires the lock to read if no other owner writes or waits to write, or if it may
@@ -263,7 +261,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`read`](RwLock::read).
     pub async fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
-        Ok(try_acquire(&self.to_read()).await?.map(|hold| self.read_guard(hold)))
+        Ok(try_acquire(&self.read).await?.map(|hold| RwLockReadGuard { hold }))
     }
 
     /// Acquires the lock to write if no other owner holds it or waits for it; returns `None`
@@ -280,7 +278,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`write`](RwLock::write).
     pub async fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
-        Ok(try_acquire(&self.to_write()).await?.map(|hold| self.write_guard(hold)))
+        Ok(try_acquire(&self.write).await?.map(|hold| self.write_guard(hold)))
     }
 
     /// Returns the holders, each with its number of holds and the time left, and the number of
@@ -293,7 +291,7 @@ impl RwLock {
     /// - [`Error::Reply`]: the server's reply is outside the script's contract.
     /// - [`Error::RuntimeEnded`]: the client's runtime has ended.
     pub async fn inspect(&self) -> Result<RwInspection, Error> {
-        self.read.query(&READ, None, RwInspection::from_reply, RwInspection::merge).await
+        self.read.query(None, RwInspection::from_reply, RwInspection::merge).await
     }
 
     /// Returns whether the lock is held now, to read or to write.
@@ -322,7 +320,7 @@ impl RwLock {
         // The reply lists only this owner's holds, but its `mode` and `reader_count` are those of
         // all owners.
         let owner = Some(holder_id.owner());
-        let seen = self.read.query(&READ, owner, RwInspection::from_reply, RwInspection::merge).await?;
+        let seen = self.read.query(owner, RwInspection::from_reply, RwInspection::merge).await?;
         Ok(seen.writer.is_some() && holder_id.may_hold(self.name(), &WRITE)
             || !seen.readers.is_empty() && holder_id.may_hold(self.name(), &READ))
     }
@@ -344,7 +342,7 @@ impl RwLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_read(&self) -> Result<bool, Error> {
-        self.read.force_release(&READ, None).await
+        self.read.force_release(None).await
     }
 
     /// Revokes the holds of the writer, and admits waiters that may then enter. Returns false if
@@ -360,28 +358,16 @@ impl RwLock {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_write(&self) -> Result<bool, Error> {
-        self.write.force_release(&WRITE, None).await
+        self.write.force_release(None).await
     }
 
-    fn read_guard(&self, hold: Hold) -> RwLockReadGuard {
-        RwLockReadGuard::new(self.owner.as_ref(), hold)
-    }
-
-    fn write_guard(&self, hold: Hold) -> RwLockWriteGuard {
-        RwLockWriteGuard::new(self.owner.as_ref(), hold, &self.read.options)
-    }
-
-    pub(crate) fn to_read(&self) -> LockRequest {
-        self.read.request(&READ, self.owner.as_ref())
-    }
-
-    pub(crate) fn to_write(&self) -> LockRequest {
-        self.write.request(&WRITE, self.owner.as_ref())
+    pub(crate) fn write_guard(&self, hold: Hold) -> RwLockWriteGuard {
+        RwLockWriteGuard { hold, read_options: Arc::clone(&self.read.options) }
     }
 }
 
 impl fmt::Debug for RwLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write.describe("RwLock", self.owner.as_ref(), f)
+        self.write.describe("RwLock", f)
     }
 }

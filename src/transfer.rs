@@ -4,10 +4,10 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use crate::error::{Error, Operation};
-use crate::lease::{Hold, Kind, LockRequest, NamedLock, adopt};
-use crate::mutex::{MUTEX, Mutex, MutexGuard};
-use crate::reentrant::{REENTRANT, ReentrantGuard, ReentrantLock};
-use crate::rwlock::{READ, RwLock, RwLockReadGuard, RwLockWriteGuard, WRITE};
+use crate::lease::{Hold, LockRequest, adopt};
+use crate::mutex::{Mutex, MutexGuard};
+use crate::reentrant::{ReentrantGuard, ReentrantLock};
+use crate::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::ticket::Ticket;
 
 impl Mutex {
@@ -45,8 +45,7 @@ impl Mutex {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
     pub async fn adopt(&self, ticket: &Ticket) -> Result<MutexGuard, Error> {
-        let request = request(&self.lock, &MUTEX, ticket)?;
-        adopt(&request, ticket).await.map(|hold| MutexGuard { hold })
+        adopt(&request(&self.lock, ticket)?, ticket).await.map(|hold| MutexGuard { hold })
     }
 }
 
@@ -86,8 +85,7 @@ impl ReentrantLock {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
     pub async fn adopt(&self, ticket: &Ticket) -> Result<ReentrantGuard, Error> {
-        let request = request(&self.lock, &REENTRANT, ticket)?;
-        let hold = adopt(&request, ticket).await?;
+        let hold = adopt(&request(&self.lock, ticket)?, ticket).await?;
         // A ticket of this kind has an owner.
         let owner = ticket.owner().unwrap_or(self.owner()).clone();
         Ok(ReentrantGuard { owner, hold })
@@ -134,9 +132,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background if a request was sent.
     pub async fn adopt_read(&self, ticket: &Ticket) -> Result<RwLockReadGuard, Error> {
-        let request = request(&self.read, &READ, ticket)?;
-        let hold = adopt(&request, ticket).await?;
-        Ok(RwLockReadGuard::new(ticket.owner(), hold))
+        adopt(&request(&self.read, ticket)?, ticket).await.map(|hold| RwLockReadGuard { hold })
     }
 
     /// Continues the hold to write of a ticket, like [`adopt_read`](RwLock::adopt_read).
@@ -147,9 +143,7 @@ impl RwLock {
     /// # Cancel safety
     /// Cancel safe: like [`adopt_read`](RwLock::adopt_read).
     pub async fn adopt_write(&self, ticket: &Ticket) -> Result<RwLockWriteGuard, Error> {
-        let request = request(&self.write, &WRITE, ticket)?;
-        let hold = adopt(&request, ticket).await?;
-        Ok(RwLockWriteGuard::new(ticket.owner(), hold, &self.read.options))
+        adopt(&request(&self.write, ticket)?, ticket).await.map(|hold| self.write_guard(hold))
     }
 }
 
@@ -166,8 +160,7 @@ impl RwLockReadGuard {
     /// - [`IntoTicketError`], with this guard: the lease has ended, or other tasks of this client
     ///   [share the hold](crate::Options::local_turn), which a lock with an owner excludes.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockReadGuard>> {
-        let RwLockReadGuard { owner, hold } = self;
-        ticket_of(hold, |hold| RwLockReadGuard { owner, hold })
+        ticket_of(self.hold, |hold| RwLockReadGuard { hold })
     }
 }
 
@@ -183,8 +176,8 @@ impl RwLockWriteGuard {
     /// # Errors
     /// - [`IntoTicketError`], with this guard: the lease has ended.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockWriteGuard>> {
-        let RwLockWriteGuard { owner, hold, read_options } = self;
-        ticket_of(hold, |hold| RwLockWriteGuard { owner, hold, read_options })
+        let RwLockWriteGuard { hold, read_options } = self;
+        ticket_of(hold, |hold| RwLockWriteGuard { hold, read_options })
     }
 }
 
@@ -197,13 +190,13 @@ fn ticket_of<G>(hold: Hold, guard_of: impl FnOnce(Hold) -> G) -> Result<Ticket, 
 }
 
 /// The request that continues the hold, if the ticket is for this lock.
-fn request(lock: &NamedLock, kind: &'static Kind, ticket: &Ticket) -> Result<LockRequest, Error> {
+fn request(lock: &LockRequest, ticket: &Ticket) -> Result<LockRequest, Error> {
     let differs = if ticket.name() != lock.name.as_str() {
         "name"
-    } else if ticket.kind() != kind.name {
+    } else if ticket.kind() != lock.kind.name {
         "kind"
     } else {
-        return Ok(lock.request(kind, ticket.owner()));
+        return Ok(LockRequest { owner: ticket.owner().cloned(), ..lock.clone() });
     };
     Err(Error::WrongTicket { context: lock.client.context(Operation::Adopt, &lock.name), differs })
 }

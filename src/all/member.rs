@@ -1,7 +1,6 @@
 //! [`Member`]: one of several locks, and its side.
 
-use crate::error::{Context, Operation};
-use crate::lease::{LockRequest, NamedLock};
+use crate::lease::LockRequest;
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::reentrant::ReentrantLock;
@@ -34,29 +33,16 @@ impl From<ReentrantLock> for Member {
 }
 
 impl Member {
-    pub(super) fn lock(&self) -> &NamedLock {
+    pub(super) fn lock(&self) -> &LockRequest {
         match self {
             Member::Mutex(lock) => &lock.lock,
             Member::Reentrant(lock) => &lock.lock,
-            Member::Read(lock) | Member::Write(lock) => &lock.read,
+            Member::Read(lock) => &lock.read,
+            Member::Write(lock) => &lock.write,
         }
     }
 
     pub(super) fn name(&self) -> &Name {
         &self.lock().name
-    }
-
-    /// For errors of a call that acquires it.
-    pub(super) fn context(&self) -> Context {
-        self.lock().client.context(Operation::Acquire, self.name())
-    }
-
-    pub(super) fn request(&self) -> LockRequest {
-        match self {
-            Member::Mutex(lock) => lock.request(),
-            Member::Reentrant(lock) => lock.request(),
-            Member::Read(lock) => lock.to_read(),
-            Member::Write(lock) => lock.to_write(),
-        }
     }
 }

@@ -26,9 +26,9 @@ use crate::wire::{Call, InFlight, Reply, Together, WaitFor};
 ///
 /// # Cancel safety
 /// Cancel safe: after a drop, everything that was granted is released in the background.
-pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Hold>>, Error> {
+pub(crate) async fn try_all(requests: &[&LockRequest]) -> Result<Option<Vec<Hold>>, Error> {
     let Some(first) = requests.first() else { return Ok(Some(Vec::new())) };
-    let open = |request: &LockRequest| OpenCall::new(&request.client.keeper, &request.name);
+    let open = |request: &&LockRequest| OpenCall::new(&request.client.keeper, &request.name);
     let _open: Vec<OpenCall> = requests.iter().map(open).collect();
     let Some(holds) = unless_closed(first, Operation::Acquire, pin!(try_groups(requests))).await? else {
         return Ok(None);
@@ -43,7 +43,7 @@ pub(crate) async fn try_all(requests: &[LockRequest]) -> Result<Option<Vec<Hold>
 
 /// The error of a try that was dropped at its limit. It may have had an effect, which is undone.
 /// There is at least one lock.
-pub(crate) fn out_of_time(requests: &[LockRequest], limit: Duration) -> Error {
+pub(crate) fn out_of_time(requests: &[&LockRequest], limit: Duration) -> Error {
     let failing = requests.iter().find(|request| request.outage().is_some());
     let in_flight = Arc::<InFlight>::default();
     in_flight.mark_unknown();
@@ -60,10 +60,10 @@ pub(crate) async fn send_together(client: &Client, together: &Together) {
 }
 
 /// Tries one group of locks after the other, each in one call.
-async fn try_groups(requests: &[LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
+async fn try_groups(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
     let mut holds: Vec<Option<OwnedLease>> = requests.iter().map(|_| None).collect();
     for group in groups(requests) {
-        let members: Vec<&LockRequest> = group.iter().map(|place| &requests[*place]).collect();
+        let members: Vec<&LockRequest> = group.iter().map(|place| requests[*place]).collect();
         let granted = match members.as_slice() {
             [request] => try_once(request).await?.map(|hold| vec![hold]),
             members => try_group(members).await?,
@@ -81,7 +81,7 @@ async fn try_groups(requests: &[LockRequest]) -> Result<Option<Vec<OwnedLease>>,
 
 /// The places of the locks that one call may have. On a quorum, and if replicas must confirm a
 /// grant, each lock has a call of its own: its nodes agree on a token, or its grant is waited for.
-fn groups(requests: &[LockRequest]) -> Vec<Vec<usize>> {
+fn groups(requests: &[&LockRequest]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (place, request) in requests.iter().enumerate() {
         let nodes = &request.client.nodes;

@@ -20,6 +20,7 @@ use crate::fencing::FencingToken;
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
+use crate::owner::Owner;
 use crate::wire::answers::{NO_EXPIRY, WRONG_TYPE};
 use crate::wire::{Answer, InFlight, Reply, Word};
 
@@ -59,7 +60,7 @@ pub(crate) struct Attempt {
     pub(super) name: Name,
     pub(super) options: Arc<Options>,
     /// `None`: the attempt itself.
-    pub(super) owner: Option<Arc<str>>,
+    pub(super) owner: Option<Owner>,
     pub(super) id: Uuid,
     origin: Arc<Origin>,
     /// Its requests whose effect is unknown.
@@ -102,13 +103,13 @@ impl Attempt {
         kind: &'static Kind,
         name: Name,
         options: Arc<Options>,
-        owner: Option<String>,
+        owner: Option<Owner>,
     ) -> Attempt {
         Attempt {
             kind,
             name,
             options,
-            owner: owner.map(String::into),
+            owner,
             id: Uuid::new_v4(),
             origin,
             in_flight: Arc::default(),
@@ -186,7 +187,7 @@ impl Attempt {
 
     /// The owner as the server knows it.
     pub(super) fn owner(&self) -> Cow<'_, str> {
-        self.owner.as_deref().map_or_else(|| Cow::Owned(self.text()), Cow::Borrowed)
+        self.owner.as_ref().map_or_else(|| self.text().into(), |owner| Cow::Borrowed(&*owner.0))
     }
 
     /// The label of the node that decides alone. `None` if several nodes decide: each has its own

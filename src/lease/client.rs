@@ -18,9 +18,13 @@ use crate::events::Observer;
 use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::Options;
+use crate::owner::Owner;
 use crate::wire::{
     Endpoint, Failure, Membership, Node, NodeReply, Nodes, Reply, WakeupEndpoint, WakeupSubscription,
 };
+
+/// The lock and the owner of holds that nested calls share.
+pub(super) type NestedKey = (Name, Option<Owner>);
 
 /// The nodes, one keeper, one channel for wake-ups, and the queues inside this process.
 pub(crate) struct Client {
@@ -30,8 +34,8 @@ pub(crate) struct Client {
     pub(super) local_queues: LocalQueues,
     /// Those of tasks that share a hold.
     pub(super) joint_queues: LocalQueues,
-    /// Those that calls of one owner share, by lock and owner.
-    pub(super) nested_holds: Guarded<HashMap<(Name, String), Weak<dyn Any + Send + Sync>>>,
+    /// Those that calls of one owner share.
+    pub(super) nested_holds: Guarded<HashMap<NestedKey, Weak<dyn Any + Send + Sync>>>,
     pub(super) shared_polls: SharedPolls,
     pub(super) origin: Arc<Origin>,
     pub(crate) observer: Arc<Observer>,

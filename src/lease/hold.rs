@@ -1,5 +1,6 @@
 //! [`Hold`]: what the guard of any kind has.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::joint_hold::JointHold;
@@ -11,6 +12,7 @@ use super::owned_lease::OwnedLease;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
+use crate::owner::Owner;
 use crate::ticket::Ticket;
 use crate::traces::{Grant, HoldSpan};
 use crate::wire::Together;
@@ -29,7 +31,7 @@ impl Hold {
     /// One that the server has granted. Other tasks may join it, if its options allow that.
     pub(crate) fn new(hold: OwnedLease) -> Hold {
         let attempt = hold.lease().attempt();
-        if shares(attempt.kind, &attempt.options, attempt.owner.as_deref()) {
+        if shares(attempt.kind, &attempt.options, attempt.owner.as_ref()) {
             Hold::Joint(JointHold::begin(hold))
         } else {
             Hold::Own(hold)
@@ -50,6 +52,19 @@ impl Hold {
             return Ok(None);
         }
         Ok(NestedHold::find(request)?.map(Hold::Nested))
+    }
+
+    /// The owner, if the hold was acquired with one.
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.lease().attempt().owner.as_ref()
+    }
+
+    pub(crate) fn describe(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct(guard);
+        if let Some(owner) = self.owner() {
+            text.field("owner", owner);
+        }
+        text.field("lease", self.lease()).finish()
     }
 
     pub(crate) fn lease(&self) -> &Lease {

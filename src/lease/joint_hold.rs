@@ -232,7 +232,7 @@ impl Group {
         lease.note_shared();
         let attempt = lease.attempt();
         let now = Moment::now();
-        let turn = local_turn(&attempt.options, attempt.owner.as_deref());
+        let turn = local_turn(&attempt.options, attempt.owner.as_ref());
         let until = now + turn.min(lease.until().since(now) / 4);
         let mut members = Slab::new();
         let place = members.insert(Caller::current());

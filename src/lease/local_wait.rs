@@ -90,6 +90,7 @@ pub(super) async fn wait_in_local_queue(
             progress.found = Found::Nothing;
             outage_deadline.check()?;
         }
-        is_held = matches!(event, LockEvent::HeldBy(owner) if request.owner.as_ref() == Some(&owner));
+        let is_own = |by: &str| request.owner.as_ref().is_some_and(|own| *own.0 == *by);
+        is_held = matches!(event, LockEvent::HeldBy(by) if is_own(&by));
     }
 }

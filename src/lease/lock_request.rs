@@ -1,4 +1,4 @@
-//! [`LockRequest`]: what one call asks of a client.
+//! [`LockRequest`]: what each call of a lock asks of its client.
 
 use std::pin::Pin;
 use std::ptr;
@@ -18,43 +18,29 @@ use crate::owner::Owner;
 use crate::traces::{Acquiring, event};
 use crate::wire::{Failure, Vote, WaitFor};
 
-/// A name, with the client and the options to lock it with.
-#[derive(Clone)]
-pub(crate) struct NamedLock {
-    pub(crate) client: Arc<Client>,
-    pub(crate) options: Arc<Options>,
-    pub(crate) name: Name,
-}
-
-impl NamedLock {
-    pub(crate) fn request(&self, kind: &'static Kind, owner: Option<&Owner>) -> LockRequest {
-        LockRequest {
-            client: Arc::clone(&self.client),
-            kind,
-            name: self.name.clone(),
-            options: Arc::clone(&self.options),
-            owner: owner.map(Owner::to_string),
-        }
-    }
-}
-
 /// How many tokens an attempt reserves at most: the scripts allow no more.
 const MAX_TOKENS: u32 = 1_000;
 
 /// How often a waiter polls that cannot be notified.
 const UNNOTIFIED_POLL: Duration = Duration::from_millis(100);
 
-/// The lock, its kind, the owner and the options of one call. Without an owner, each attempt is its
-/// own owner.
+/// A lock or one of its sides: its name, kind and owner, with the client and the options to acquire
+/// it with. Without an owner, each attempt is its own owner.
+#[derive(Clone)]
 pub(crate) struct LockRequest {
     pub(crate) client: Arc<Client>,
     pub(crate) kind: &'static Kind,
     pub(crate) name: Name,
     pub(crate) options: Arc<Options>,
-    pub(crate) owner: Option<String>,
+    pub(crate) owner: Option<Owner>,
 }
 
 impl LockRequest {
+    /// The same lock for this owner.
+    pub(crate) fn of(self, owner: &Owner) -> LockRequest {
+        LockRequest { owner: Some(owner.clone()), ..self }
+    }
+
     pub(crate) fn attempt(&self) -> Attempt {
         let origin = Arc::clone(&self.client.origin);
         Attempt::new(origin, self.kind, self.name.clone(), Arc::clone(&self.options), self.owner.clone())
@@ -63,7 +49,7 @@ impl LockRequest {
     /// What spans, metrics and events say of it.
     pub(super) fn described(&self) -> Acquiring<'_> {
         let (observer, lock, kind) = (&*self.client.observer, &self.name, self.kind.name);
-        Acquiring { observer, lock, kind, _owner: self.owner.as_deref() }
+        Acquiring { observer, lock, kind, _owner: self.owner.as_ref().map(|owner| &*owner.0) }
     }
 
     /// Since when its nodes have failed and how, as far as that matters to this request.
@@ -89,7 +75,7 @@ impl LockRequest {
     /// For how long tasks of this client may pass a hold on, or join it, from its grant by the
     /// server.
     pub(super) fn local_turn(&self) -> Duration {
-        local_turn(&self.options, self.owner.as_deref())
+        local_turn(&self.options, self.owner.as_ref())
     }
 
     /// Whether this attempt of another task is what it asks for.
@@ -126,7 +112,7 @@ impl LockRequest {
 
     /// Whether tasks of this client share a hold.
     pub(super) fn shares(&self) -> bool {
-        shares(self.kind, &self.options, self.owner.as_deref())
+        shares(self.kind, &self.options, self.owner.as_ref())
     }
 
     /// Whether calls of its owner have one hold together: the owner alone decides whether a call
@@ -161,7 +147,7 @@ impl LockRequest {
     }
 
     /// The operation, lock and server, for errors.
-    pub(super) fn context(&self) -> Context {
+    pub(crate) fn context(&self) -> Context {
         self.client.context(Operation::Acquire, &self.name)
     }
 
@@ -196,7 +182,7 @@ impl LockRequest {
 /// For how long tasks of one client may use a hold after each other, or together. One with an owner
 /// has no such time: another process may enter it with that owner. Nor has one that is to last for
 /// a time after its first task.
-pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
+pub(super) fn local_turn(options: &Options, owner: Option<&Owner>) -> Duration {
     match options.renewal {
         Renewal::Automatic if owner.is_none() && options.minimum_hold().is_none() => options.local_turn,
         _ => Duration::ZERO,
@@ -204,7 +190,7 @@ pub(super) fn local_turn(options: &Options, owner: Option<&str>) -> Duration {
 }
 
 /// Whether tasks of one client share a hold, by the kind and its options.
-pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&str>) -> bool {
+pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&Owner>) -> bool {
     kind.queue == Queue::Shared && options.allow_joint_holds() && !local_turn(options, owner).is_zero()
 }
 

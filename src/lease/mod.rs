@@ -56,5 +56,5 @@ pub(crate) use hold::Hold;
 pub(crate) use kind::{Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;
 pub use lease_end::LeaseEnd;
-pub(crate) use lock_request::{LockRequest, NamedLock};
+pub(crate) use lock_request::LockRequest;
 pub(crate) use release::decide;

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::client::Client;
+use super::client::{Client, NestedKey};
 use super::lease::Lease;
 use super::lock_request::LockRequest;
 use super::owned_lease::{OwnedLease, released_after};
 use crate::error::{Context, Error, Operation};
-use crate::name::Name;
 use crate::wire::Together;
 
 /// A hold with one or more guards. The last guard releases it.
@@ -19,7 +18,7 @@ pub(crate) struct NestedHold {
 
 struct Entry {
     client: Arc<Client>,
-    key: (Name, String),
+    key: NestedKey,
 }
 
 impl NestedHold {
@@ -81,6 +80,6 @@ impl Drop for Entry {
     }
 }
 
-fn key(request: &LockRequest) -> (Name, String) {
-    (request.name.clone(), request.owner.clone().unwrap_or_default())
+fn key(request: &LockRequest) -> NestedKey {
+    (request.name.clone(), request.owner.clone())
 }

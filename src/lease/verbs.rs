@@ -75,7 +75,7 @@ impl Attempt {
     /// guard count as for an acquire: with less, two attempts might continue one hold.
     pub(super) fn adopt(&self, former: &str) -> Arc<Call> {
         let call = Call::new(self.kind.script, self.kind.verbs.renew, &self.name).own(former);
-        let call = if self.kind.has_owner { call.own(self.owner.as_ref()) } else { call };
+        let call = if self.kind.has_owner { call.own(self.owner_word()) } else { call };
         let call = call.shared(millis(self.options.ttl)).shared(self.id_word());
         let call = call.replicated(self.options.wants_replicas());
         let is_guarded = self.has_restart_guard();
@@ -124,13 +124,17 @@ impl Attempt {
         let call = Call::new(first.kind.script, first.kind.verbs.wait?, &first.name).alone();
         let call = queued_as(call, Some(entry)).shared(u64::from(first.options.max_depth));
         let call = waiting.iter().fold(call, |call, attempt| call.own(attempt.id_word()));
-        Some(Arc::new(waiting.iter().fold(call, |call, attempt| call.own(attempt.owner.as_ref()))))
+        Some(Arc::new(waiting.iter().fold(call, |call, attempt| call.own(attempt.owner_word()))))
     }
 
     /// A call for this attempt and its owner.
     fn call(&self, verb: &'static str) -> Call {
         let call = Call::new(self.kind.script, verb, &self.name).own(self.id_word());
-        if self.kind.has_owner { call.own(self.owner.as_ref()) } else { call }
+        if self.kind.has_owner { call.own(self.owner_word()) } else { call }
+    }
+
+    fn owner_word(&self) -> Option<&Arc<str>> {
+        self.owner.as_ref().map(|owner| &owner.0)
     }
 
     fn with_depth(&self, call: Call) -> Call {

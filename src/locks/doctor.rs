@@ -7,6 +7,7 @@ use super::Locks;
 use super::node_status::{NodeState, NodeStatus};
 use crate::diagnosis::{Check, Finding, Verdict, unusable};
 use crate::error::{Chain, Error};
+use crate::mutex::MUTEX;
 use crate::options::{Options, RestartGuard, Wakeups};
 
 impl Locks {
@@ -92,7 +93,7 @@ impl Locks {
 
     async fn examine_scripts(&self) -> Verdict {
         let name = format!("doctor-{}", uuid::Uuid::new_v4().simple());
-        if let Ok(lock) = self.lock(&name) {
+        if let Ok(lock) = self.lock(&MUTEX, &name) {
             let missing = self.client.nodes.missing_rights(&lock.name).await;
             if !missing.is_empty() {
                 let missing = Vec::from_iter(missing).join(" ");

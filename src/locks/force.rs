@@ -2,7 +2,7 @@
 
 use super::Locks;
 use crate::error::Error;
-use crate::lease::WITHOUT_TTL;
+use crate::lease::{LockRequest, WITHOUT_TTL};
 use crate::mutex::MUTEX;
 use crate::owner::Owner;
 use crate::reentrant::REENTRANT;
@@ -43,14 +43,15 @@ impl Locks {
     /// # Cancel safety
     /// Not cancel safe: after a drop, the lock may have been revoked or not.
     pub async fn force_release_from(&self, name: impl AsRef<str>, holder: &Owner) -> Result<bool, Error> {
-        let (lock, holder) = (self.lock(name.as_ref())?, holder.to_string());
+        let (lock, holder) = (self.lock(&MUTEX, name.as_ref())?, holder.to_string());
+        let of = |kind| LockRequest { kind, ..lock.clone() };
         for kind in [&MUTEX, &REENTRANT] {
-            match lock.force_release(kind, Some(&holder)).await {
+            match of(kind).force_release(Some(&holder)).await {
                 Err(Error::WrongType { found, .. }) if found != WITHOUT_TTL => {} // it changed nothing
                 outcome => return outcome,
             }
         }
-        let wrote = lock.force_release(&WRITE, Some(&holder)).await?;
-        Ok(lock.force_release(&READ, Some(&holder)).await? || wrote)
+        let wrote = of(&WRITE).force_release(Some(&holder)).await?;
+        Ok(of(&READ).force_release(Some(&holder)).await? || wrote)
     }
 }

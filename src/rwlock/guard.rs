@@ -18,15 +18,10 @@ use crate::owner::Owner;
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockReadGuard {
-    pub(crate) owner: Option<Owner>,
     pub(crate) hold: Hold,
 }
 
 impl RwLockReadGuard {
-    pub(crate) fn new(owner: Option<&Owner>, hold: Hold) -> RwLockReadGuard {
-        RwLockReadGuard { owner: owner.cloned(), hold }
-    }
-
     /// Returns the lease, which says whether it is valid, until when, and with which [fencing
     /// token](crate::FencingToken).
     pub fn lease(&self) -> &Lease {
@@ -35,7 +30,7 @@ impl RwLockReadGuard {
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
     pub fn owner(&self) -> Option<&Owner> {
-        self.owner.as_ref()
+        self.hold.owner()
     }
 
     /// Releases this hold and waits until that is done. It returns at once while other tasks of
@@ -71,11 +66,7 @@ impl RwLockReadGuard {
 
 impl fmt::Debug for RwLockReadGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = f.debug_struct("RwLockReadGuard");
-        if let Some(owner) = &self.owner {
-            text.field("owner", owner);
-        }
-        text.field("lease", self.lease()).finish()
+        self.hold.describe("RwLockReadGuard", f)
     }
 }
 
@@ -88,17 +79,12 @@ impl fmt::Debug for RwLockReadGuard {
 #[must_use = "if unused, the hold is released at once"]
 #[clippy::has_significant_drop]
 pub struct RwLockWriteGuard {
-    pub(crate) owner: Option<Owner>,
     pub(crate) hold: Hold,
     /// Those of the read side, for a downgrade.
     pub(crate) read_options: Arc<Options>,
 }
 
 impl RwLockWriteGuard {
-    pub(crate) fn new(owner: Option<&Owner>, hold: Hold, read_options: &Arc<Options>) -> RwLockWriteGuard {
-        RwLockWriteGuard { owner: owner.cloned(), hold, read_options: Arc::clone(read_options) }
-    }
-
     /// Returns the lease, which says whether it is valid, until when, and with which fencing token.
     pub fn lease(&self) -> &Lease {
         self.hold.lease()
@@ -124,14 +110,14 @@ impl RwLockWriteGuard {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
-        let RwLockWriteGuard { owner, hold, read_options } = self;
+        let RwLockWriteGuard { hold, read_options } = self;
         let hold = hold.convert("rwlock/downgrade", &READ, read_options, Operation::Downgrade).await?;
-        Ok(RwLockReadGuard { owner, hold })
+        Ok(RwLockReadGuard { hold })
     }
 
     /// Returns the owner that the lock was [made for](crate::RwLock::with_owner), if there is one.
     pub fn owner(&self) -> Option<&Owner> {
-        self.owner.as_ref()
+        self.hold.owner()
     }
 
     /// Releases this hold and waits until that is done.
@@ -159,10 +145,6 @@ impl RwLockWriteGuard {
 
 impl fmt::Debug for RwLockWriteGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = f.debug_struct("RwLockWriteGuard");
-        if let Some(owner) = &self.owner {
-            text.field("owner", owner);
-        }
-        text.field("lease", self.lease()).finish()
+        self.hold.describe("RwLockWriteGuard", f)
     }
 }
