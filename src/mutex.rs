@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, Verbs, acquire, run, try_acquire};
+use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, Verbs, acquire, try_acquire};
 use crate::name::Name;
 use crate::queries::Sealed;
 use crate::wire::Script;
@@ -140,8 +140,7 @@ impl Mutex {
         &self,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock().await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.lock().await?.hold.run(work).await
     }
 
     /// Runs `work` like [`run`](Mutex::run), if the lock is acquired within `limit`, which
@@ -158,8 +157,7 @@ impl Mutex {
         limit: Duration,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock_timeout(limit).await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.lock_timeout(limit).await?.hold.run(work).await
     }
 
     /// Acquires the mutex if it is free and no client waits for it; returns `None` otherwise. It

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::inspection::Inspection;
-use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, TOO_DEEP, Verbs, acquire, run, try_acquire};
+use crate::lease::{Hold, Kind, Lease, LockRequest, Queue, TOO_DEEP, Verbs, acquire, try_acquire};
 use crate::name::Name;
 use crate::owner::Owner;
 use crate::queries::HolderId;
@@ -172,8 +172,7 @@ impl ReentrantLock {
         &self,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock().await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.lock().await?.hold.run(work).await
     }
 
     /// Runs `work` like [`run`](ReentrantLock::run), if the lock is acquired within `limit`, which
@@ -190,8 +189,7 @@ impl ReentrantLock {
         limit: Duration,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock_timeout(limit).await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.lock_timeout(limit).await?.hold.run(work).await
     }
 
     /// Acquires the lock if its owner already holds it, or if it is free and no client waits for

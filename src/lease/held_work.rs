@@ -1,28 +1,15 @@
-//! [`run`]: work under a lock that is held. [`release_after`]: under several. [`Lease::check`]: for
-//! work that cannot be dropped, step by step.
+//! [`release_after`]: work under locks that are held. [`Lease::check`]: for work that cannot be
+//! dropped, step by step.
 
 use super::lease::Lease;
 use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::traces::event;
 
-/// Runs `work` while the lease is valid, and releases it whatever the outcome.
-///
-/// # Cancel safety
-/// Cancel safe: dropping it drops `work`, and the lock is released in the background.
-pub(crate) async fn run<T, E: From<Error>>(
-    lease: Lease,
-    release: impl Future<Output = Result<(), Error>>,
-    work: impl AsyncFnOnce(Lease) -> Result<T, E>,
-) -> Result<T, E> {
-    // Boxed: work that nests calls would make the future of the outer call larger each time.
-    release_after(lease.while_held(Box::pin(work(lease.clone()))), release).await
-}
-
 /// Awaits work that ends with its leases, and then the release, whatever the outcome.
 ///
 /// # Cancel safety
-/// Cancel safe: as [`run`].
+/// Cancel safe: dropping it drops `work`, and the locks are released in the background.
 pub(crate) async fn release_after<T, E: From<Error>>(
     work: impl Future<Output = Result<Result<T, E>, Error>>,
     release: impl Future<Output = Result<(), Error>>,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::held_work::release_after;
 use super::joint_hold::JointHold;
 use super::kind::Kind;
 use super::lease::Lease;
@@ -85,6 +86,19 @@ impl Hold {
             Hold::Joint(part) => part.release(together).await,
             Hold::Nested(part) => part.release(together).await,
         }
+    }
+
+    /// Runs `work` while the lease is valid, and releases it whatever the outcome.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping it drops `work`, and the lock is released in the background.
+    pub(crate) async fn run<T, E: From<Error>>(
+        self,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let lease = self.lease().clone();
+        // Boxed: work that nests calls would make the future of the outer call larger each time.
+        release_after(lease.while_held(Box::pin(work(lease.clone()))), self.release(None)).await
     }
 
     /// The hold is never released from now on: it ends with its TTL, once no task uses it.

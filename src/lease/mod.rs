@@ -51,7 +51,7 @@ pub(crate) use acquire::{acquire, try_acquire};
 pub(crate) use adoption::adopt;
 pub(crate) use all_at_once::{out_of_time, send_together, try_all};
 pub(crate) use client::{Client, Servers};
-pub(crate) use held_work::{conclude, release_after, run};
+pub(crate) use held_work::{conclude, release_after};
 pub(crate) use hold::Hold;
 pub(crate) use kind::{Kind, Queue, Refusal, TOO_DEEP, Verbs, WITHOUT_TTL};
 pub use lease::Lease;

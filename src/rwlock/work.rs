@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::RwLock;
 use crate::error::Error;
-use crate::lease::{Lease, run};
+use crate::lease::Lease;
 
 impl RwLock {
     /// Acquires the lock to read, runs `work` while the lease is valid, and releases it, also if
@@ -38,8 +38,7 @@ impl RwLock {
         &self,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.read().await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.read().await?.hold.run(work).await
     }
 
     /// Runs `work` like [`run_read`](RwLock::run_read), if the lock is acquired within `limit`,
@@ -56,8 +55,7 @@ impl RwLock {
         limit: Duration,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.read_timeout(limit).await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.read_timeout(limit).await?.hold.run(work).await
     }
 
     /// Acquires the lock to write, runs `work` while the lease is valid, and releases it, also if
@@ -94,8 +92,7 @@ impl RwLock {
         &self,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.write().await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.write().await?.hold.run(work).await
     }
 
     /// Runs `work` like [`run_write`](RwLock::run_write), if the lock is acquired within `limit`,
@@ -112,7 +109,6 @@ impl RwLock {
         limit: Duration,
         work: impl AsyncFnOnce(Lease) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.write_timeout(limit).await?;
-        run(guard.lease().clone(), guard.release(), work).await
+        self.write_timeout(limit).await?.hold.run(work).await
     }
 }
