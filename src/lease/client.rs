@@ -19,9 +19,7 @@ use crate::guarded::Guarded;
 use crate::name::Name;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::wire::{
-    Endpoint, Failure, Membership, Node, NodeReply, Nodes, Reply, WakeupEndpoint, WakeupSubscription,
-};
+use crate::wire::{Endpoint, Failure, Membership, Node, NodeReply, Nodes, Reply, WakeupSubscription};
 
 /// The lock and the owner of holds that nested calls share.
 pub(super) type NestedKey = (Name, Option<Owner>);
@@ -43,8 +41,10 @@ pub(crate) struct Client {
 
 /// Where a client connects.
 pub(crate) struct Servers {
-    /// How to connect to each node, and where to subscribe to its wake-ups, if anywhere.
-    pub(crate) nodes: Vec<(Endpoint, Option<WakeupEndpoint>)>,
+    /// How to connect to each node.
+    pub(crate) nodes: Vec<Endpoint>,
+    /// Where to subscribe to the wake-ups of each.
+    pub(crate) subscribers: Vec<Endpoint>,
     /// Which servers they may be, if a majority of them decides.
     pub(crate) membership: Option<Membership>,
     /// The wake-up endpoint was configured separately: it may be another server by mistake.
@@ -59,29 +59,27 @@ impl Client {
     /// A client that has not connected yet, with its keeper on the runtime that this is called
     /// from.
     pub(crate) fn new(servers: Servers, options: &Options) -> Arc<Client> {
-        let Servers { nodes, membership, must_verify, name, attempt_suffix } = servers;
+        let Servers { nodes, subscribers, membership, must_verify, name, attempt_suffix } = servers;
         let membership = membership.map(Arc::new);
-        let (mut made, mut wakeup_endpoints) = (Vec::new(), Vec::new());
         let (observer, holds) = (Arc::<Observer>::default(), Arc::default());
-        for (place, (endpoint, wakeup_endpoint)) in nodes.into_iter().enumerate() {
+        let node = |(place, endpoint)| {
             let place = membership.as_ref().map(|membership| (place, Arc::clone(membership)));
             let is_confirming = options.wants_replicas().is_some();
             let name = name.as_deref().map(Arc::from);
             let limit = options.node_timeout;
-            made.push(Node::new(endpoint, limit, is_confirming, place, name, &holds, &observer));
-            wakeup_endpoints.extend(wakeup_endpoint);
-        }
+            Node::new(endpoint, limit, is_confirming, place, name, &holds, &observer)
+        };
+        let made = nodes.into_iter().enumerate().map(node).collect();
         let nodes = Arc::new(Nodes::new(made, holds));
         // Scripts recognize a channel by this mark whose subscribers PUBLISH does not all count.
         let uncounted = if nodes.deployment.has_all_subscribers { "" } else { "~" };
         // A waiter is stored as words with blanks between them.
         let prefix = options.prefix.replace(char::is_whitespace, "_");
         let channel = format!("{prefix}wake:{}{uncounted}", Uuid::new_v4().simple());
-        let has_wakeups = options.wakeups != crate::options::Wakeups::Poll
-            && wakeup_endpoints.len() == nodes.deployment.nodes;
+        let has_wakeups = options.wakeups != crate::options::Wakeups::Poll;
         let wakeups = WakeupSubscription::new(
             channel,
-            has_wakeups.then_some(wakeup_endpoints),
+            has_wakeups.then_some(subscribers),
             nodes.deployment,
             options.node_timeout,
             name.map(|name| format!("{name}:wakeups")),

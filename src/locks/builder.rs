@@ -10,7 +10,7 @@ use crate::error::{ConfigError, Error};
 use crate::labels::Labels;
 use crate::lease::{Client, Servers};
 use crate::options::{Options, RestartGuard, Wakeups};
-use crate::wire::{Certificates, Endpoint, Membership, WakeupEndpoint};
+use crate::wire::{Certificates, Endpoint, Membership};
 
 /// Builds a [`Locks`] from one topology and the settings that differ from the defaults.
 ///
@@ -189,18 +189,23 @@ impl LocksBuilder {
             return Err(ConfigError::NeedlessSubscriber { topology: topology.name() });
         }
         let nodes = self.nodes(topology)?;
+        let subscribers = match &self.subscriber {
+            Some(subscriber) => vec![self.endpoint(subscriber)?],
+            None => nodes.clone(),
+        };
         let membership = matches!(topology, Topology::Quorum(_)).then(|| {
-            let labels = nodes.iter().map(|(endpoint, _)| endpoint.label()).collect();
+            let labels = nodes.iter().map(Endpoint::label).collect();
             Membership::new(labels, self.options.restart_guard == RestartGuard::On)
         });
         if nodes.len() == 1 {
             self.options.check_for_one_node()?;
         }
-        if nodes.iter().any(|(endpoint, _)| endpoint.is_cluster()) {
+        if nodes.iter().any(Endpoint::is_cluster) {
             self.options.check_for_cluster()?;
         }
         Ok(Servers {
             nodes,
+            subscribers,
             membership,
             must_verify: self.subscriber.is_some(),
             name: labels.joint_name(),
@@ -208,20 +213,15 @@ impl LocksBuilder {
         })
     }
 
-    fn nodes(&self, topology: &Topology) -> Result<Vec<(Endpoint, Option<WakeupEndpoint>)>, ConfigError> {
-        let server = |source: &Source| {
-            let info = self.resolve(source)?;
-            let client = redis::Client::open(info).map_err(|cause| ConfigError::Url { cause })?;
-            Ok((Endpoint::Server(client.clone()), Some(WakeupEndpoint::Server(client))))
-        };
+    fn nodes(&self, topology: &Topology) -> Result<Vec<Endpoint>, ConfigError> {
         Ok(vec![match topology {
-            Topology::Server(source) => server(source)?,
+            Topology::Server(source) => self.endpoint(source)?,
             Topology::Quorum(sources) => {
                 if sources.is_empty() || sources.len() > NodeSet::MAX_COUNT {
                     let (count, most) = (sources.len(), NodeSet::MAX_COUNT);
                     return Err(ConfigError::Nodes { count, most });
                 }
-                return sources.iter().map(server).collect();
+                return sources.iter().map(|source| self.endpoint(source)).collect();
             }
             Topology::Sentinel { sentinels, master } => self.sentinels(sentinels, master)?,
             Topology::Cluster(sources) => {
@@ -229,7 +229,7 @@ impl LocksBuilder {
                 cluster(seeds, self.certificates.as_ref())?
             }
             #[cfg(feature = "pool")]
-            Topology::Pool(pool) => (Endpoint::Pool(pool.clone()), self.wakeup_endpoint()?),
+            Topology::Pool(pool) => Endpoint::Pool(pool.clone()),
         }])
     }
 
@@ -237,11 +237,12 @@ impl LocksBuilder {
         source.resolve(self.certificates.as_ref(), self.options.node_timeout)
     }
 
-    fn sentinels(
-        &self,
-        sentinels: &[Source],
-        master: &Source,
-    ) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
+    fn endpoint(&self, source: &Source) -> Result<Endpoint, ConfigError> {
+        let client = redis::Client::open(self.resolve(source)?);
+        client.map(Endpoint::Server).map_err(|cause| ConfigError::Url { cause })
+    }
+
+    fn sentinels(&self, sentinels: &[Source], master: &Source) -> Result<Endpoint, ConfigError> {
         let limit = self.options.node_timeout;
         let (speak_tls, master_speaks_tls) = (sentinels.iter().any(Source::is_tls), master.is_tls());
         // Certificates may apply only to the servers or only to the sentinels, but not to some of
@@ -255,17 +256,8 @@ impl LocksBuilder {
             .collect::<Result<_, _>>()?;
         let master = master.resolve_master(speak_tls, for_master, limit)?;
         let url = |cause| ConfigError::Url { cause };
-        let sentinel = Arc::new(crate::wire::SentinelMaster::new(infos, master, limit).map_err(url)?);
-        Ok((Endpoint::Sentinel(Arc::clone(&sentinel)), Some(WakeupEndpoint::Sentinel(sentinel))))
-    }
-
-    /// Where a client of a pool subscribes.
-    #[cfg(feature = "pool")]
-    fn wakeup_endpoint(&self) -> Result<Option<WakeupEndpoint>, ConfigError> {
-        let Some(source) = &self.subscriber else { return Ok(None) };
-        let client =
-            redis::Client::open(self.resolve(source)?).map_err(|cause| ConfigError::Url { cause })?;
-        Ok(Some(WakeupEndpoint::Server(client)))
+        let sentinel = crate::wire::SentinelMaster::new(infos, master, limit).map_err(url)?;
+        Ok(Endpoint::Sentinel(Arc::new(sentinel)))
     }
 }
 
@@ -276,7 +268,7 @@ fn sources(given: impl IntoIterator<Item = impl Into<Source>>) -> Vec<Source> {
 fn cluster(
     seeds: Vec<redis::ConnectionInfo>,
     certificates: Option<&Certificates>,
-) -> Result<(Endpoint, Option<WakeupEndpoint>), ConfigError> {
+) -> Result<Endpoint, ConfigError> {
     let brings_certificates = |info: &&redis::ConnectionInfo| {
         matches!(info.addr(), redis::ConnectionAddr::TcpTls { tls_params: Some(_), .. })
     };
@@ -291,8 +283,7 @@ fn cluster(
         let cause = redis::RedisError::from((redis::ErrorKind::InvalidClientConfig, text));
         return Err(ConfigError::Url { cause });
     }
-    let seeds = Arc::new(crate::wire::Seeds::new(seeds));
-    Ok((Endpoint::Cluster(Arc::clone(&seeds)), Some(WakeupEndpoint::Cluster(seeds))))
+    Ok(Endpoint::Cluster(Arc::new(crate::wire::Seeds::new(seeds))))
 }
 
 impl Topology {

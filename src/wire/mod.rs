@@ -39,9 +39,7 @@ pub(crate) use outage::LONGEST_PAUSE;
 pub(crate) use script::{Answer, Call, Reply, Script, Word};
 pub(crate) use servers::Seeds;
 pub(crate) use servers::SentinelMaster;
-pub(crate) use servers::{
-    Certificates, Endpoint, WakeupEndpoint, provide_cryptography, with_certificates, with_settings,
-};
+pub(crate) use servers::{Certificates, Endpoint, provide_cryptography, with_certificates, with_settings};
 pub(crate) use together::Together;
 pub(crate) use votes::{Stragglers, Tally, Vote, Votes, replies_of};
 pub(crate) use wake_message::AnnouncedGrant;

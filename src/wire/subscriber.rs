@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::error_replies::too_slow;
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::nodes::Nodes;
-use super::servers::{WakeupEndpoint, config, connect, set_name};
+use super::servers::{Endpoint, config, connect, set_name};
 use crate::traces::event;
 
 /// How often a silent subscription is checked with a PING.
@@ -23,7 +23,7 @@ const SUBSCRIBE_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Durat
 
 /// What a subscription needs.
 pub(super) struct Subscriber {
-    pub(super) endpoint: WakeupEndpoint,
+    pub(super) endpoint: Endpoint,
     pub(super) place: usize,
     pub(super) channel: Arc<str>,
     pub(super) limit: Duration,
@@ -149,7 +149,7 @@ impl Subscriber {
 }
 
 struct Subscription {
-    endpoint: WakeupEndpoint,
+    endpoint: Endpoint,
     /// The server.
     found: Client,
     connection: MultiplexedConnection,

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
 use super::nodes::Nodes;
-use super::servers::WakeupEndpoint;
+use super::servers::Endpoint;
 use super::subscriber::Subscriber;
 use crate::deployment::Deployment;
 use crate::guarded::Guarded;
@@ -27,7 +27,7 @@ use crate::guarded::Guarded;
 pub(crate) struct WakeupSubscription {
     channel: Arc<str>,
     /// One for each node.
-    wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
+    wakeup_endpoints: Option<Vec<Endpoint>>,
     limit: Duration,
     /// The connections' name in `CLIENT LIST`.
     name: Option<Arc<str>>,
@@ -46,7 +46,7 @@ impl WakeupSubscription {
     /// a message that was published through these nodes, unless the user may not publish.
     pub(crate) fn new(
         channel: String,
-        wakeup_endpoints: Option<Vec<WakeupEndpoint>>,
+        wakeup_endpoints: Option<Vec<Endpoint>>,
         deployment: Deployment,
         limit: Duration,
         name: Option<String>,
@@ -77,7 +77,7 @@ impl WakeupSubscription {
     pub(crate) fn elsewhere(&self) -> Option<String> {
         let states = self.mailboxes.states.borrow();
         let place = states.iter().position(|state| *state == SubscriptionState::Elsewhere)?;
-        self.wakeup_endpoints.as_ref()?.get(place).map(WakeupEndpoint::label)
+        self.wakeup_endpoints.as_ref()?.get(place).map(Endpoint::label)
     }
 
     /// The number of the present subscription, if there is one on a majority of nodes.

@@ -1,5 +1,5 @@
 //! [`Endpoint`]: how to connect to a server, to a pool's server, to the master that sentinels name,
-//! or to a cluster. [`WakeupEndpoint`]: where to subscribe to its wake-ups.
+//! or to a cluster, and where to subscribe to its wake-ups.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,33 +140,18 @@ impl Endpoint {
             Endpoint::Sentinel(_) => false,
         }
     }
-}
 
-/// A place to subscribe at.
-#[derive(Clone)]
-#[allow(clippy::large_enum_variant, reason = "there are no more of them than servers")]
-pub(crate) enum WakeupEndpoint {
-    Server(Client),
-    Sentinel(Arc<SentinelMaster>),
-    /// Any server: each one receives messages that are published on any other.
-    Cluster(Arc<Seeds>),
-}
-
-impl WakeupEndpoint {
+    /// The server to subscribe at.
     pub(in crate::wire) async fn client(&self) -> Result<Client, RedisError> {
         match self {
-            WakeupEndpoint::Server(client) => Ok(client.clone()),
-            WakeupEndpoint::Sentinel(sentinel) => sentinel.master().await,
-            WakeupEndpoint::Cluster(seeds) => seeds.next(),
-        }
-    }
-
-    /// A human-readable label, like [`Endpoint::label`].
-    pub(in crate::wire) fn label(&self) -> String {
-        match self {
-            WakeupEndpoint::Server(client) => client.get_connection_info().addr().to_string(),
-            WakeupEndpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
-            WakeupEndpoint::Cluster(_) => "cluster".to_owned(),
+            Endpoint::Server(client) => Ok(client.clone()),
+            Endpoint::Sentinel(sentinel) => sentinel.master().await,
+            // Any server: each one receives messages that are published on any other.
+            Endpoint::Cluster(seeds) => seeds.next(),
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => {
+                Err((redis::ErrorKind::InvalidClientConfig, "a pool cannot subscribe").into())
+            }
         }
     }
 
@@ -174,11 +159,11 @@ impl WakeupEndpoint {
     /// messages of the others.
     pub(in crate::wire) async fn check(
         &self,
-        _at: &Client,
+        at: &Client,
         connection: &mut MultiplexedConnection,
     ) -> Result<(), RedisError> {
         let checked = match self {
-            WakeupEndpoint::Cluster(seeds) => seeds.refresh(connection, _at).await,
+            Endpoint::Cluster(seeds) => seeds.refresh(connection, at).await,
             _ => redis::cmd("PING").query_async(connection).await,
         };
         // A refusal is a reply, too.
@@ -190,7 +175,7 @@ impl WakeupEndpoint {
     /// that no change is missed while the subscription is made.
     pub(in crate::wire) fn place(&self) -> Option<watch::Receiver<Option<ConnectionAddr>>> {
         match self {
-            WakeupEndpoint::Sentinel(sentinel) => Some(sentinel.place()),
+            Endpoint::Sentinel(sentinel) => Some(sentinel.place()),
             _ => None,
         }
     }

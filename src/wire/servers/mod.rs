@@ -23,7 +23,7 @@ mod transport;
 
 pub(super) use connecting::Connecting;
 pub(super) use connection::Connection;
-pub(crate) use endpoint::{Endpoint, WakeupEndpoint};
+pub(crate) use endpoint::Endpoint;
 pub(super) use refused_connection::EXPLAINING;
 pub(crate) use seeds::Seeds;
 pub(super) use sending::SentFlag;
