@@ -96,7 +96,6 @@ pub enum LossReason {
     Revoked,
 }
 
-#[cfg(feature = "metrics")]
 impl LossReason {
     pub(crate) const ALL: [LossReason; 5] = [
         LossReason::NotRenewed,
@@ -116,9 +115,7 @@ impl LossReason {
             LossReason::Revoked => "revoked",
         }
     }
-}
 
-impl LossReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             LossReason::NotRenewed => "it was not renewed in time",

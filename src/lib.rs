@@ -55,9 +55,11 @@
     not(all(
         feature = "blocking",
         feature = "cluster",
+        feature = "metrics",
         feature = "pool",
         feature = "sentinel",
-        feature = "tls"
+        feature = "tls",
+        feature = "tracing"
     )),
     allow(dead_code, rustdoc::broken_intra_doc_links, reason = "for what is behind a feature that is off")
 )]

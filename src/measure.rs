@@ -23,7 +23,6 @@ pub(crate) enum WakeReason {
     Local,
 }
 
-#[cfg(any(feature = "metrics", feature = "tracing"))]
 impl WakeReason {
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -39,7 +38,6 @@ impl WakeReason {
 pub(crate) const ON: bool = cfg!(feature = "metrics");
 
 /// Runs code of a recorder or a subscriber. A panic is caught: it must end no task of the crate.
-#[cfg(any(feature = "metrics", feature = "tracing"))]
 pub(crate) fn safely(run: impl FnOnce()) {
     let _panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
@@ -54,7 +52,6 @@ macro_rules! metric {
 }
 
 /// What an exporter says of the metrics.
-#[cfg(feature = "metrics")]
 const COUNTERS: [(&str, &str); 7] = [
     ("redlatch.lock.acquisitions", "Calls that acquire and have ended."),
     ("redlatch.lock.contentions", "Calls that had to wait."),
@@ -64,7 +61,6 @@ const COUNTERS: [(&str, &str); 7] = [
     ("redlatch.client.requests", "Requests that were sent; a call for many locks is one."),
     ("redlatch.client.batches", "Pipelines of several requests."),
 ];
-#[cfg(feature = "metrics")]
 const HISTOGRAMS: [(&str, &str); 3] = [
     ("redlatch.lock.wait.duration", "How long calls that acquire took."),
     ("redlatch.lock.hold.duration", "How long leases were held."),

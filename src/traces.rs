@@ -64,31 +64,46 @@ impl<T: Grant> Grant for Option<T> {
     }
 }
 
-/// A span that is never entered. Its end runs code of the subscriber, too: a panic there must not
-/// leave the `Drop` of a guard.
-#[cfg(feature = "tracing")]
+/// A span that is never entered; nothing without the feature. Its end runs code of the subscriber,
+/// too: a panic there must not leave the `Drop` of a guard.
 #[derive(Default)]
-struct Span(Option<tracing::Span>);
+pub(crate) struct Span {
+    #[cfg(feature = "tracing")]
+    span: Option<tracing::Span>,
+}
 
-#[cfg(feature = "tracing")]
-impl Span {
-    fn new(make: impl FnOnce() -> tracing::Span) -> Span {
+/// `tracing::debug_span!(...)` as a [`Span`].
+macro_rules! span {
+    ($($fields:tt)+) => {{
+        #[allow(unused_mut, reason = "without the feature")]
         let mut span = Span::default();
-        safely(|| span.0 = Some(make()));
+        #[cfg(feature = "tracing")]
+        safely(|| span.span = Some(tracing::debug_span!(target: "redlatch", $($fields)+)));
         span
+    }};
+}
+
+impl Span {
+    /// The span of a renewal, from before it is sent until it is answered. Checking whether a
+    /// subscriber records DEBUG spans runs no code of it.
+    pub(crate) fn of_renewal(_lock: &Name, _kind: &'static str) -> Span {
+        #[cfg(feature = "tracing")]
+        if LevelFilter::current() >= LevelFilter::DEBUG {
+            return span!(parent: None, "renew", lock = %_lock, kind = _kind, outcome = Empty);
+        }
+        Span::default()
     }
 
-    fn record(&self, field: &str, word: &'static str) {
-        safely(|| {
-            self.0.as_ref().map(|span| span.record(field, word));
-        });
+    pub(crate) fn record(&self, _field: &str, _word: &'static str) {
+        #[cfg(feature = "tracing")]
+        safely(|| _ = self.span.as_ref().map(|span| span.record(_field, _word)));
     }
 }
 
 #[cfg(feature = "tracing")]
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some(span) = self.0.take() {
+        if let Some(span) = self.span.take() {
             safely(move || drop(span));
         }
     }
@@ -96,20 +111,15 @@ impl Drop for Span {
 
 /// The span of a hold, from the grant until the guard is gone.
 #[derive(Default)]
-pub(crate) struct HoldSpan {
-    #[cfg(feature = "tracing")]
-    span: Span,
-}
+pub(crate) struct HoldSpan(Span);
 
 impl HoldSpan {
     /// Ends the span, and says how the lease ended.
-    pub(crate) fn end(&mut self, _how: &'static str) {
-        #[cfg(feature = "tracing")]
-        std::mem::take(&mut self.span).record("end", _how);
+    pub(crate) fn end(&mut self, how: &'static str) {
+        std::mem::take(&mut self.0).record("end", how);
     }
 }
 
-#[cfg(feature = "tracing")]
 impl Drop for HoldSpan {
     /// A guard that was dropped, not released.
     fn drop(&mut self) {
@@ -121,7 +131,6 @@ impl Drop for HoldSpan {
 #[derive(Default)]
 pub(crate) struct WaitSpan {
     waiting: Option<measure::Waiting>,
-    #[cfg(feature = "tracing")]
     span: Span,
 }
 
@@ -132,50 +141,15 @@ impl WaitSpan {
 
     /// The lock is busy, and the call waits from now on.
     pub(crate) fn begin(&mut self, _lock: &Name, kind: &'static str) {
-        if self.waiting.is_some() {
-            return;
+        if self.waiting.is_none() {
+            self.waiting = Some(measure::Waiting::new(kind));
+            self.span = span!("wait", lock = %_lock, kind, woken = Empty);
         }
-        self.waiting = Some(measure::Waiting::new(kind));
-        #[cfg(feature = "tracing")]
-        let make = || tracing::debug_span!(target: "redlatch", "wait", lock = %_lock, kind, woken = Empty);
-        #[cfg(feature = "tracing")]
-        (self.span = Span::new(make));
     }
 
     /// The latest reason to ask again.
-    pub(crate) fn woken(&mut self, _woken: WakeReason) {
-        #[cfg(feature = "tracing")]
-        self.span.record("woken", _woken.word());
-    }
-}
-
-/// The spans of renewals, from before they are sent until they are answered. A span is never
-/// entered: the keeper must not depend on a subscriber.
-pub(crate) struct RenewSpan {
-    #[cfg(feature = "tracing")]
-    span: Span,
-}
-
-impl RenewSpan {
-    /// Checking whether a subscriber records DEBUG spans runs no code of it.
-    pub(crate) fn new(_lock: &Name, _kind: &'static str) -> RenewSpan {
-        #[cfg(feature = "tracing")]
-        {
-            let make = || {
-                tracing::debug_span!(
-                    target: "redlatch", parent: None, "renew", lock = %_lock, kind = _kind, outcome = Empty
-                )
-            };
-            let is_recorded = LevelFilter::current() >= LevelFilter::DEBUG;
-            RenewSpan { span: if is_recorded { Span::new(make) } else { Span::default() } }
-        }
-        #[cfg(not(feature = "tracing"))]
-        RenewSpan {}
-    }
-
-    pub(crate) fn end(self, _outcome: &'static str) {
-        #[cfg(feature = "tracing")]
-        self.span.record("outcome", _outcome);
+    pub(crate) fn woken(&mut self, woken: WakeReason) {
+        self.span.record("woken", woken.word());
     }
 }
 
@@ -190,38 +164,32 @@ pub(crate) async fn acquiring<T: Grant>(
     let is_heard = measure::ON || cfg!(feature = "tracing") || observer.is_observed();
     let begun = is_heard.then(Moment::now);
     #[cfg(feature = "tracing")]
-    let (mut outcome, woken) = {
-        use tracing::Instrument;
-        let span = tracing::debug_span!(
-            target: "redlatch",
-            "acquire",
-            lock = %lock,
-            kind,
-            owner = acquiring._owner.map(shortened).as_deref(),
-            outcome = Empty,
-            woken = Empty,
-            waited = Empty,
-            token = Empty,
-        );
-        let traced = async {
-            let (mut outcome, woken) = call.await;
-            trace_acquired(&span, lock, &mut outcome, woken, begun);
-            (outcome, woken)
-        };
-        traced.instrument(span.clone()).await
+    let span = tracing::debug_span!(
+        target: "redlatch",
+        "acquire",
+        lock = %lock,
+        kind,
+        owner = acquiring._owner.map(shortened).as_deref(),
+        outcome = Empty,
+        woken = Empty,
+        waited = Empty,
+        token = Empty,
+    );
+    let call = async {
+        let (outcome, woken) = call.await;
+        let waited = begun.map(|begun| Moment::now().since(begun));
+        #[cfg(feature = "tracing")]
+        let outcome = trace_acquired(&span, lock, outcome, woken, waited.unwrap_or_default());
+        (outcome, woken, waited)
     };
-    #[cfg(not(feature = "tracing"))]
-    let (mut outcome, woken) = call.await;
-    if let Some(begun) = begun {
-        let waited = Moment::now().since(begun);
+    #[cfg(feature = "tracing")]
+    let call = tracing::Instrument::instrument(call, span.clone());
+    let (mut outcome, woken, waited) = call.await;
+    if let Some(waited) = waited {
         measure::acquired(kind, outcome_word(&mut outcome), woken, waited);
-        if let Ok(Some((token, _hold))) = outcome.as_mut().map(Grant::granted) {
+        if let Ok(Some((token, hold))) = outcome.as_mut().map(Grant::granted) {
             // Beside the span of the call, not inside it: that one ends now.
-            #[cfg(feature = "tracing")]
-            (_hold.span = Span::new(|| {
-                let token = token.map(FencingToken::get);
-                tracing::debug_span!(target: "redlatch", "hold", lock = %lock, kind, token, end = Empty)
-            }));
+            hold.0 = span!("hold", lock = %lock, kind, token = token.map(FencingToken::get), end = Empty);
             observer.emit(|| Event::Granted { lock: lock.clone(), kind, token, waited });
         }
     }
@@ -242,12 +210,11 @@ fn outcome_word<T: Grant>(outcome: &mut Result<T, Error>) -> &'static str {
 fn trace_acquired<T: Grant>(
     span: &tracing::Span,
     lock: &Name,
-    outcome: &mut Result<T, Error>,
+    mut outcome: Result<T, Error>,
     woken: Option<WakeReason>,
-    begun: Option<Moment>,
-) {
-    let waited = begun.map_or(Duration::ZERO, |begun| Moment::now().since(begun));
-    let word = outcome_word(outcome);
+    waited: Duration,
+) -> Result<T, Error> {
+    let word = outcome_word(&mut outcome);
     let token = outcome.as_mut().ok().and_then(Grant::granted).and_then(|(token, _)| token);
     safely(|| {
         span.record("outcome", word);
@@ -266,6 +233,7 @@ fn trace_acquired<T: Grant>(
             event!(debug, lock = %lock, waited = ?waited, error = %error, "not acquired");
         }
     }
+    outcome
 }
 
 /// Runs a release that its caller waits for, in a span.

@@ -16,7 +16,6 @@ use crate::deployment::Deployment;
 use crate::error::{Context, Error};
 use crate::events::{Event, Observer};
 use crate::fencing::FencingToken;
-#[cfg(feature = "tracing")]
 use crate::labels::Labels;
 use crate::name::Name;
 use crate::options::{Fencing, Options};
@@ -203,7 +202,6 @@ impl Attempt {
     }
 
     /// The client that the attempt belongs to, for logs.
-    #[cfg(feature = "tracing")]
     pub(super) fn holder(&self) -> Option<String> {
         Labels::of_attempt(&self.text()).joint_name()
     }

@@ -12,7 +12,7 @@ use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::measure;
 use crate::options::Renewal;
-use crate::traces::{RenewSpan, Report, event, released_in_background, renewed};
+use crate::traces::{Report, Span, event, released_in_background, renewed};
 use crate::wire::answers::WRONG_TYPE;
 use crate::wire::{Answer, Call, Nodes, Reply, Tally, Vote, replies_of};
 
@@ -253,7 +253,7 @@ impl Keeper {
 /// A renewal that was sent: what spans and metrics say of it.
 pub(super) struct SentRenewal {
     kind: &'static str,
-    span: RenewSpan,
+    span: Span,
     /// How long after it was due.
     lag: Duration,
 }
@@ -272,7 +272,7 @@ impl SentRenewal {
         let granted = lease.until().since(lease.counts_from());
         let span = granted.min(lease.attempt().trusted_span(ttl));
         let lag = (span - span / RENEWALS_PER_TTL).saturating_sub(lease.until().since(sent));
-        SentRenewal { kind, span: RenewSpan::new(lease.name(), kind), lag }
+        SentRenewal { kind, span: Span::of_renewal(lease.name(), kind), lag }
     }
 
     pub(super) fn answered(self, state: LeaseState) -> Report {
@@ -282,7 +282,7 @@ impl SentRenewal {
             LeaseState::Unknown => "unknown",
         };
         Box::new(move || {
-            self.span.end(outcome);
+            self.span.record("outcome", outcome);
             measure::renewed(self.kind, outcome, self.lag);
         })
     }
@@ -335,7 +335,6 @@ impl RenewalTally {
 }
 
 /// The failure of a node that did not answer.
-#[cfg(feature = "tracing")]
 fn first_failure(votes: &[Vote]) -> Option<&crate::wire::Failure> {
     votes.iter().find_map(|(_, outcome)| outcome.as_ref().err())
 }
