@@ -94,10 +94,10 @@ impl Client {
             shared_polls: SharedPolls::default(),
             origin: Arc::new(Origin {
                 deployment: nodes.deployment,
-                nodes: Arc::clone(nodes.labels()),
+                nodes: Arc::clone(&nodes.labels),
                 suffix: attempt_suffix.into(),
                 observer: Arc::clone(&observer),
-                runtime: nodes.runtime().clone(),
+                runtime: nodes.runtime.clone(),
                 client: client.clone() as Weak<dyn Any + Send + Sync>,
             }),
             observer,
@@ -111,7 +111,7 @@ impl Client {
         let mut answers = nodes.no_replies();
         for (place, outcome) in nodes.connect().await.into_iter().enumerate() {
             if let Some(problem) = nodes.node(place).problem() {
-                let node = nodes.label(place).to_owned();
+                let node = nodes.labels[place].clone();
                 return Err(ConfigError::Node { node, problem }.into());
             }
             answers = match outcome.map_err(Failure::unsent) {
@@ -138,7 +138,7 @@ impl Client {
         self.wakeups.start(2 * self.nodes.limit()).await;
         match self.wakeups.elsewhere() {
             Some(subscriber) => {
-                let server = self.nodes.label(0).to_owned();
+                let server = self.nodes.labels[0].clone();
                 Err(ConfigError::SubscriberElsewhere { subscriber, server }.into())
             }
             None => Ok(()),
@@ -159,7 +159,7 @@ impl Client {
 
     /// If several nodes decide, each has its own failure.
     fn with_server(&self, context: Context) -> Context {
-        if self.nodes.deployment.decides_alone() { context.on(self.nodes.label(0)) } else { context }
+        if self.nodes.deployment.decides_alone() { context.on(&self.nodes.labels[0]) } else { context }
     }
 
     /// The error for the caller of an operation. Once the client's runtime has ended, that is the
@@ -181,7 +181,7 @@ impl Client {
     pub(crate) async fn has_ended(&self) -> bool {
         let (lives, alive) = tokio::sync::oneshot::channel();
         // A runtime that has ended drops the task.
-        self.nodes.spawn(async move {
+        self.nodes.runtime.spawn(async move {
             let _dropped_meanwhile = lives.send(());
         });
         alive.await.is_err()

@@ -93,7 +93,7 @@ impl Cohort {
         drop(state);
         if may_pass {
             let ending = EndOfTurn(Arc::downgrade(&cohort));
-            let timer = client.nodes.runtime().spawn(async move {
+            let timer = client.nodes.runtime.spawn(async move {
                 sleep(until.since(Moment::now())).await;
                 drop(ending);
             });

@@ -256,7 +256,7 @@ impl Group {
     /// Keeps the hold until the turn is over: no longer, since a task that waits may not be polled.
     fn wait_for_others(self: &Arc<Group>) {
         let group = Arc::clone(self);
-        let timer = self.client.nodes.runtime().spawn(async move {
+        let timer = self.client.nodes.runtime.spawn(async move {
             sleep(group.until.since(Moment::now())).await;
             group.end();
         });

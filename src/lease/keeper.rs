@@ -156,7 +156,7 @@ impl Keeper {
     async fn run(self: Arc<Keeper>) {
         let _end_guard = EndGuard(Arc::clone(&self));
         let (mut batches, mut watches) = (JoinSet::new(), JoinSet::new());
-        for place in 0..self.nodes.count() {
+        for place in 0..self.nodes.deployment.nodes {
             watches.spawn(Arc::clone(&self).watch_connections(place));
         }
         // The number of batches with renewals is not limited, except by that of the leases: each of

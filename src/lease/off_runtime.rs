@@ -21,7 +21,7 @@ impl Client {
             if self.keeper.has_ended() {
                 return Poll::Ready(None);
             }
-            let _entered = self.nodes.runtime().enter();
+            let _entered = self.nodes.runtime.enter();
             call.as_mut().poll(context).map(Some)
         })
         .await

@@ -355,7 +355,7 @@ fn convert_stragglers(
     }
     let (client, attempt) = (Arc::clone(client), Arc::clone(attempt));
     let nodes = Arc::clone(&client.nodes);
-    nodes.spawn(async move {
+    nodes.runtime.spawn(async move {
         while !left.is_empty() && !lease.is_lost() {
             let call = attempt.convert(verb);
             let votes = client.nodes.ask(&call, left, &attempt.in_flight, WaitFor::All).await;

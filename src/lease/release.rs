@@ -222,7 +222,7 @@ fn release_stragglers(
         }
     };
     let Some(mut rest) = rest else { return abandon(silent) };
-    client.nodes.spawn(async move {
+    client.nodes.runtime.spawn(async move {
         let mut silent = silent;
         while let Some(votes) = rest.next().await {
             let answered = votes.iter().filter(|(_, outcome)| outcome.is_ok());

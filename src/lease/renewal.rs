@@ -210,7 +210,7 @@ impl Keeper {
                 pending.abandoned.is_final |= failure.is_indeterminate();
                 left = left.with(*node);
             } else {
-                lasting.push((self.nodes.label(*node).to_owned(), failure));
+                lasting.push((self.nodes.labels[*node].clone(), failure));
             }
         }
         pending.failures += lasting.len();

@@ -157,7 +157,7 @@ impl LocksBuilder {
         crate::measure::begin(
             [&crate::mutex::MUTEX, &crate::reentrant::REENTRANT, &crate::rwlock::READ, &crate::rwlock::WRITE]
                 .map(|kind| kind.name),
-            client.nodes.labels().iter().map(String::as_str),
+            client.nodes.labels.iter().map(String::as_str),
         );
         Ok(Locks { client, options: Arc::new(self.options) })
     }

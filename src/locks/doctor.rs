@@ -54,7 +54,7 @@ impl Locks {
         let has_confirmation = self.options.wants_replicas().is_some();
         let mut findings = Vec::new();
         for (place, facts) in nodes.facts().await.into_iter().enumerate() {
-            let server = nodes.label(place).to_owned();
+            let server = nodes.labels[place].clone();
             let connection = match &facts {
                 Ok(_) => Verdict::Fine,
                 Err(error) => unusable(&error.to_string()),
@@ -73,7 +73,7 @@ impl Locks {
         if guarded {
             findings.extend(self.examine_votes().await);
         }
-        let server = nodes.labels().join(", ");
+        let server = nodes.labels.join(", ");
         findings.push(Finding { server: server.clone(), check: Check::Scripts, verdict: scripts });
         findings.push(Finding { server, check: Check::Notifications, verdict: notifications });
         findings
@@ -88,7 +88,7 @@ impl Locks {
             check: Check::Connection,
             verdict: Verdict::unknown(why),
         };
-        self.client.nodes.labels().iter().map(|label| finding(label)).collect()
+        self.client.nodes.labels.iter().map(|label| finding(label)).collect()
     }
 
     async fn examine_scripts(&self) -> Verdict {

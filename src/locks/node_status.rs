@@ -100,14 +100,14 @@ impl Locks {
                     context: self.client.context_of_nodes(Operation::ListNodes).on(node),
                 }),
             };
-            return self.client.nodes.labels().iter().map(ended).collect();
+            return self.client.nodes.labels.iter().map(ended).collect();
         };
         self.statuses(survey).map(|(_, status)| status).collect()
     }
 
     /// Returns the public status of each node in the survey.
     pub(super) fn statuses(&self, survey: Survey) -> impl Iterator<Item = (usize, NodeStatus)> {
-        let node = |place| self.client.nodes.label(place).to_owned();
+        let node = |place: usize| self.client.nodes.labels[place].clone();
         survey.nodes.into_iter().map(move |(place, state)| (place, NodeStatus { node: node(place), state }))
     }
 
@@ -130,7 +130,7 @@ impl Locks {
         outcome: Result<Reply, Failure>,
         survey: &mut Survey,
     ) -> Result<NodeState, Error> {
-        let node = self.client.nodes.label(place);
+        let node = &self.client.nodes.labels[place];
         let error = |failure: Failure| {
             let context = self.client.context_of_nodes(Operation::ListNodes).on(node);
             self.client.error(failure.of_other_request(), context)

@@ -137,7 +137,7 @@ impl Locks {
         if voters >= nodes.deployment.majority() {
             Some(false)
         } else {
-            (voters + not_admitted == nodes.count()).then_some(true)
+            (voters + not_admitted == nodes.deployment.nodes).then_some(true)
         }
     }
 

@@ -62,7 +62,7 @@ impl Nodes {
         let (mut sender, more) = oneshot::channel();
         let rest = Stragglers { more: Some(more) };
         let mut pending = Vec::with_capacity(among.len());
-        for (place, node) in self.each_node().filter(|(place, _)| among.contains(*place)) {
+        for (place, node) in self.all.iter().enumerate().filter(|(place, _)| among.contains(*place)) {
             in_flight.sent();
             let (node, call, in_flight) = (Arc::clone(node), Arc::clone(call), Arc::clone(in_flight));
             pending.push(Box::pin(async move {
@@ -114,7 +114,8 @@ impl Nodes {
                 if !may_grant && self.deployment.is_majority(tally.replied()) && !is_refused {
                     is_refused = true;
                     // A node that has failed before will not reply soon.
-                    let mut others = self.each_node().filter(|(place, _)| pending.contains(*place));
+                    let mut others =
+                        self.all.iter().enumerate().filter(|(place, _)| pending.contains(*place));
                     if others.all(|(_, node)| node.outage(call.first_key(), Ability::Reply).is_some()) {
                         break;
                     }
@@ -126,7 +127,7 @@ impl Nodes {
                     Some(mut answers) => votes.received.append(&mut answers),
                     None => {
                         // Tasks that ended without a reply: their runtime has shut down.
-                        let ended = (0..self.count()).filter(|place| pending.contains(*place));
+                        let ended = (0..self.deployment.nodes).filter(|place| pending.contains(*place));
                         votes.received.extend(ended.map(|place| (place, Err(Failure::runtime_ended()))));
                         break;
                     }
@@ -155,7 +156,7 @@ impl Nodes {
         let mut votes: Vec<Vec<Vote>> = calls.iter().map(|_| Vec::new()).collect();
         let calls = Arc::new(calls);
         let mut tasks = Vec::new();
-        for (place, node) in self.each_node() {
+        for (place, node) in self.all.iter().enumerate() {
             let numbers: Vec<usize> =
                 (0..calls.len()).filter(|number| calls[*number].1.contains(place)).collect();
             if numbers.is_empty() {

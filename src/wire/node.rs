@@ -38,7 +38,7 @@ const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 
 /// One deployment, reached through one shared connection, and a second one to wait for replicas.
 pub(crate) struct Node {
-    connection: Arc<SharedConnection>,
+    pub(super) connection: Arc<SharedConnection>,
     outage: OutageRecord,
 }
 
@@ -67,20 +67,9 @@ impl Node {
         self.connection.handshake.limit
     }
 
-    /// Its human-readable name.
-    pub(super) fn label(&self) -> &str {
-        &self.connection.handshake.label
-    }
-
     /// In a quorum: its place, and the membership.
     fn place(&self) -> Option<&(usize, Arc<Membership>)> {
         self.connection.handshake.place.as_ref()
-    }
-
-    /// The generation of the connection. Server times of different generations must not be
-    /// compared: another server may be behind the address.
-    pub(crate) fn generation(&self) -> u64 {
-        self.connection.generation()
     }
 
     /// Whether the node consists of many servers, of which one may reply for another.
@@ -88,20 +77,9 @@ impl Node {
         self.connection.endpoint.is_cluster()
     }
 
-    /// Whether all connections lead to one server. Otherwise another server may grant beside it, or
-    /// take over unseen.
-    pub(crate) fn is_one_server(&self) -> bool {
-        self.connection.endpoint.is_one_server()
-    }
-
     /// Whether the node has no vote after a restart, until it is admitted again.
     pub(super) fn has_restart_guard(&self) -> bool {
         self.place().is_some_and(|(_, membership)| membership.is_strict())
-    }
-
-    /// The server's clock, as far as it is known.
-    pub(super) fn clock(&self) -> u64 {
-        self.connection.server_clock.now()
     }
 
     /// Records the server's time from one of its replies.

@@ -22,8 +22,9 @@ use crate::name::Name;
 pub(crate) struct Nodes {
     pub(crate) deployment: Deployment,
     pub(super) all: Vec<Arc<Node>>,
-    pub(super) labels: Arc<[String]>,
-    pub(super) runtime: Handle,
+    pub(crate) labels: Arc<[String]>,
+    /// That of the connections.
+    pub(crate) runtime: Handle,
     /// The largest proposal of this client that nodes have accepted.
     accepted: AtomicU64,
     /// Whether a majority has been connected to once, so that their clocks are known.
@@ -36,11 +37,11 @@ impl Nodes {
     /// Must be called on the client's runtime.
     pub(crate) fn new(all: Vec<Node>, holds: Arc<AtomicUsize>) -> Nodes {
         let all: Vec<_> = all.into_iter().map(Arc::new).collect();
-        let labels = all.iter().map(|node| node.label().to_owned()).collect();
+        let labels = all.iter().map(|node| node.connection.handshake.label.to_string()).collect();
         let has_cluster = all.iter().any(|node| node.is_cluster());
         let deployment = Deployment {
             nodes: all.len(),
-            has_one_clock: matches!(all.as_slice(), [node] if node.is_one_server()),
+            has_one_clock: matches!(all.as_slice(), [node] if node.connection.endpoint.is_one_server()),
             has_all_subscribers: !has_cluster,
             has_restart_guard: all.iter().any(|node| node.has_restart_guard()),
         };
@@ -81,7 +82,7 @@ impl Nodes {
             return self.node(0).outage(key, needed);
         }
         let outage = |(place, node): (usize, &Arc<Node>)| Some((node.outage(key, needed)?, place));
-        let outages: Vec<_> = self.each_node().filter_map(outage).collect();
+        let outages: Vec<_> = self.all.iter().enumerate().filter_map(outage).collect();
         let mut begins: Vec<Moment> = outages.iter().map(|((since, _), _)| *since).collect();
         begins.sort();
         // One node more than may fail.
@@ -92,19 +93,9 @@ impl Nodes {
         Some((since, Failure::no_majority(answers)))
     }
 
-    /// The runtime of the connections.
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    /// Runs a task on the runtime of the connections.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(task);
-    }
-
     /// The generation of the connection to the one clock that dates every grant, if there is one.
     pub(crate) fn clock_generation(&self) -> Option<u64> {
-        self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.generation())
+        self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.connection.generation())
     }
 
     /// Counts a hold until the returned value is dropped.
@@ -113,33 +104,17 @@ impl Nodes {
         HoldCount(Arc::clone(&self.holds))
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.all.len()
-    }
-
     pub(crate) fn all_nodes(&self) -> NodeSet {
-        NodeSet::first(self.count())
+        NodeSet::first(self.deployment.nodes)
     }
 
     pub(crate) fn node(&self, place: usize) -> &Node {
         &self.all[place]
     }
 
-    pub(super) fn each_node(&self) -> impl Iterator<Item = (usize, &Arc<Node>)> {
-        self.all.iter().enumerate()
-    }
-
-    pub(crate) fn labels(&self) -> &Arc<[String]> {
-        &self.labels
-    }
-
     /// What each node replied, before any was asked.
     pub(crate) fn no_replies(&self) -> NodeReplies {
         NodeReplies::of(&self.labels, self.deployment.max_failures())
-    }
-
-    pub(crate) fn label(&self, place: usize) -> &str {
-        &self.labels[place]
     }
 
     /// How long a node may stay silent after a request was written.
@@ -158,7 +133,7 @@ impl Nodes {
 
     /// The servers' clock, as far as it is known.
     pub(crate) fn clock(&self) -> u64 {
-        let clocks = self.all.iter().map(|node| node.clock()).collect();
+        let clocks = self.all.iter().map(|node| node.connection.server_clock.now()).collect();
         median_clock(clocks, self.deployment.majority()).unwrap_or(0)
     }
 
@@ -228,7 +203,7 @@ impl Nodes {
     /// without a clock it would be smaller than tokens that the nodes have lost. A node that fails
     /// to connect here fails again when the request is sent.
     pub(crate) async fn open(&self) {
-        if self.count() > 1 && !self.has_connected.load(Ordering::Relaxed) {
+        if !self.deployment.decides_alone() && !self.has_connected.load(Ordering::Relaxed) {
             let _asked_next = self.connect().await;
         }
     }
