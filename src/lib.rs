@@ -198,5 +198,4 @@ pub use owner::{Owner, OwnerError};
 pub use queries::HolderId;
 pub use reentrant::{ReentrantGuard, ReentrantLock};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use ticket::Ticket;
-pub use transfer::IntoTicketError;
+pub use ticket::{IntoTicketError, Ticket};

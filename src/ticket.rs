@@ -1,11 +1,13 @@
 //! [`Ticket`]: a hold on its way from one guard to the next.
 
 use std::borrow::Cow;
+use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::owner::Owner;
 use crate::shorten::shortened;
@@ -46,17 +48,17 @@ const MOST_SPARE_TOKENS: u32 = 999;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "Fields")]
 pub struct Ticket {
-    name: String,
-    kind: Cow<'static, str>,
-    attempt: String,
+    pub(crate) name: String,
+    pub(crate) kind: Cow<'static, str>,
+    pub(crate) attempt: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    owner: Option<Owner>,
+    pub(crate) owner: Option<Owner>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token: Option<FencingToken>,
+    pub(crate) token: Option<FencingToken>,
     /// How many tokens after that one are reserved for the hold.
     #[serde(skip_serializing_if = "is_zero")]
-    spare_tokens: u32,
-    left_ms: u64,
+    pub(crate) spare_tokens: u32,
+    pub(crate) left_ms: u64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -65,26 +67,6 @@ fn is_zero(number: &u32) -> bool {
 }
 
 impl Ticket {
-    pub(crate) fn new(
-        name: &str,
-        kind: &'static str,
-        attempt: String,
-        owner: Option<Owner>,
-        (token, spare_tokens): (Option<FencingToken>, u32),
-        left: Duration,
-    ) -> Ticket {
-        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Ticket {
-            name: name.to_owned(),
-            kind: Cow::Borrowed(kind),
-            attempt,
-            owner,
-            token,
-            spare_tokens,
-            left_ms,
-        }
-    }
-
     /// Returns the name of the lock, without its client's prefix.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -114,15 +96,6 @@ impl Ticket {
     #[must_use]
     pub fn valid_for(&self) -> Duration {
         Duration::from_millis(self.left_ms)
-    }
-
-    /// The attempt that has the hold.
-    pub(crate) fn attempt(&self) -> &str {
-        &self.attempt
-    }
-
-    pub(crate) fn spare_tokens(&self) -> u32 {
-        self.spare_tokens
     }
 }
 
@@ -193,5 +166,59 @@ impl TryFrom<Fields> for Ticket {
             return wrong("spare_tokens", "is at most 999, and 0 without a token");
         }
         Ok(Ticket { name, kind: Cow::Borrowed(kind), attempt, owner, token, spare_tokens, left_ms })
+    }
+}
+
+/// A guard that could not become a [`Ticket`], and why: its lease had ended, or other tasks of this
+/// client use the same hold ([`Error::SharedHold`]).
+///
+/// The guard is as it was; dropped with this error, it releases its hold.
+pub struct IntoTicketError<G>(Box<(G, Error)>);
+
+impl<G> IntoTicketError<G> {
+    pub(crate) fn new(guard: G, error: Error) -> IntoTicketError<G> {
+        IntoTicketError(Box::new((guard, error)))
+    }
+
+    pub(crate) fn map<H>(self, guard: impl FnOnce(G) -> H) -> IntoTicketError<H> {
+        let (inner, error) = *self.0;
+        IntoTicketError::new(guard(inner), error)
+    }
+
+    /// Returns why.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.0.1
+    }
+
+    /// Returns the guard.
+    #[must_use]
+    pub fn into_guard(self) -> G {
+        self.0.0
+    }
+}
+
+impl<G> From<IntoTicketError<G>> for Error {
+    /// Drops the guard, which releases its hold in the background.
+    fn from(error: IntoTicketError<G>) -> Error {
+        error.0.1
+    }
+}
+
+impl<G> StdError for IntoTicketError<G> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error().source()
+    }
+}
+
+impl<G> fmt::Display for IntoTicketError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error().fmt(f)
+    }
+}
+
+impl<G> fmt::Debug for IntoTicketError<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.error(), f)
     }
 }

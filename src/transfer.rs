@@ -1,14 +1,11 @@
 //! Handing a hold over: `into_ticket` of each guard, and `adopt` of each kind of lock.
 
-use std::error::Error as StdError;
-use std::fmt;
-
 use crate::error::{Error, Operation};
-use crate::lease::{Hold, LockRequest, adopt};
+use crate::lease::{LockRequest, adopt};
 use crate::mutex::{Mutex, MutexGuard};
 use crate::reentrant::{ReentrantGuard, ReentrantLock};
 use crate::rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::ticket::Ticket;
+use crate::ticket::{IntoTicketError, Ticket};
 
 impl Mutex {
     /// Continues the hold of a ticket, under the same fencing token, and renews it from now on.
@@ -61,7 +58,7 @@ impl MutexGuard {
     /// # Errors
     /// - [`IntoTicketError`], with this guard: the lease has ended.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<MutexGuard>> {
-        ticket_of(self.hold, |hold| MutexGuard { hold })
+        self.hold.into_ticket().map_err(|kept| kept.map(|hold| MutexGuard { hold }))
     }
 }
 
@@ -108,7 +105,7 @@ impl ReentrantGuard {
     ///   [`Nesting::Local`](crate::Nesting::Local) other guards share the hold.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<ReentrantGuard>> {
         let ReentrantGuard { owner, hold } = self;
-        ticket_of(hold, |hold| ReentrantGuard { owner, hold })
+        hold.into_ticket().map_err(|kept| kept.map(|hold| ReentrantGuard { owner, hold }))
     }
 }
 
@@ -160,7 +157,7 @@ impl RwLockReadGuard {
     /// - [`IntoTicketError`], with this guard: the lease has ended, or other tasks of this client
     ///   [share the hold](crate::Options::local_turn), which a lock with an owner excludes.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockReadGuard>> {
-        ticket_of(self.hold, |hold| RwLockReadGuard { hold })
+        self.hold.into_ticket().map_err(|kept| kept.map(|hold| RwLockReadGuard { hold }))
     }
 }
 
@@ -177,16 +174,8 @@ impl RwLockWriteGuard {
     /// - [`IntoTicketError`], with this guard: the lease has ended.
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<RwLockWriteGuard>> {
         let RwLockWriteGuard { hold, read_options } = self;
-        ticket_of(hold, |hold| RwLockWriteGuard { hold, read_options })
+        hold.into_ticket().map_err(|kept| kept.map(|hold| RwLockWriteGuard { hold, read_options }))
     }
-}
-
-/// The ticket of a hold, or its guard.
-fn ticket_of<G>(hold: Hold, guard_of: impl FnOnce(Hold) -> G) -> Result<Ticket, IntoTicketError<G>> {
-    hold.into_ticket().map_err(|kept| {
-        let (hold, error) = *kept;
-        IntoTicketError::new(guard_of(hold), error)
-    })
 }
 
 /// The request that continues the hold, if the ticket is for this lock.
@@ -199,58 +188,4 @@ fn request(lock: &LockRequest, ticket: &Ticket) -> Result<LockRequest, Error> {
         return Ok(LockRequest { owner: ticket.owner().cloned(), ..lock.clone() });
     };
     Err(Error::WrongTicket { context: lock.client.context(Operation::Adopt, &lock.name), differs })
-}
-
-/// A guard that could not become a [`Ticket`], and why: its lease had ended, or other tasks of this
-/// client use the same hold ([`Error::SharedHold`]).
-///
-/// The guard is as it was; dropped with this error, it releases its hold.
-pub struct IntoTicketError<G>(Box<(G, Error)>);
-
-impl<G> IntoTicketError<G> {
-    fn new(guard: G, error: Error) -> IntoTicketError<G> {
-        IntoTicketError(Box::new((guard, error)))
-    }
-
-    pub(crate) fn map<H>(self, guard: impl FnOnce(G) -> H) -> IntoTicketError<H> {
-        let (inner, error) = *self.0;
-        IntoTicketError::new(guard(inner), error)
-    }
-
-    /// Returns why.
-    #[must_use]
-    pub fn error(&self) -> &Error {
-        &self.0.1
-    }
-
-    /// Returns the guard.
-    #[must_use]
-    pub fn into_guard(self) -> G {
-        self.0.0
-    }
-}
-
-impl<G> From<IntoTicketError<G>> for Error {
-    /// Drops the guard, which releases its hold in the background.
-    fn from(error: IntoTicketError<G>) -> Error {
-        error.0.1
-    }
-}
-
-impl<G> StdError for IntoTicketError<G> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.error().source()
-    }
-}
-
-impl<G> fmt::Display for IntoTicketError<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error().fmt(f)
-    }
-}
-
-impl<G> fmt::Debug for IntoTicketError<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.error(), f)
-    }
 }

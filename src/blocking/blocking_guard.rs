@@ -10,8 +10,7 @@ use crate::error::Error;
 use crate::fencing::FencingToken;
 use crate::lease::{Lease, conclude};
 use crate::owner::Owner;
-use crate::ticket::Ticket;
-use crate::transfer::IntoTicketError;
+use crate::ticket::{IntoTicketError, Ticket};
 use crate::{mutex, reentrant, rwlock};
 
 /// A guard of the async client.

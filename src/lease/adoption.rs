@@ -16,29 +16,35 @@ use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::measure::WakeReason;
 use crate::owner::Owner;
-use crate::ticket::Ticket;
+use crate::ticket::{IntoTicketError, Ticket};
 use crate::traces::acquiring;
 use crate::wire::{Answer, Failure, WaitFor};
 
 impl OwnedLease {
     /// Ends the lease, and leaves the hold to the attempt that adopts the ticket. Fails if the
     /// lease has ended before.
-    pub(super) fn into_ticket(self) -> Result<Ticket, Box<(OwnedLease, Error)>> {
+    pub(super) fn into_ticket(self) -> Result<Ticket, IntoTicketError<OwnedLease>> {
         let (lease, left) = (self.lease().clone(), self.lease().until().since(Moment::now()));
         let ended = |end| lease.error(Operation::Transfer, end);
         if let Some(end) = lease.end() {
-            return Err(Box::new((self, ended(end))));
+            return Err(IntoTicketError::new(self, ended(end)));
         }
         match self.leak() {
             LeaseEnd::Leaked => {}
-            end => return Err(Box::new((self, ended(end)))),
+            end => return Err(IntoTicketError::new(self, ended(end))),
         }
         let attempt = lease.attempt();
         let owner = attempt.kind.has_owner.then(|| Owner::from_word(&attempt.owner()).ok()).flatten();
-        let (name, kind) = (lease.name().as_str(), attempt.kind.name);
         let spare = |_| attempt.spare_tokens();
-        let tokens = (lease.fencing_token(), lease.fencing_token().map_or(0, spare));
-        Ok(Ticket::new(name, kind, attempt.text(), owner, tokens, left))
+        Ok(Ticket {
+            name: lease.name().as_str().to_owned(),
+            kind: attempt.kind.name.into(),
+            attempt: attempt.text(),
+            owner,
+            token: lease.fencing_token(),
+            spare_tokens: lease.fencing_token().map_or(0, spare),
+            left_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        })
     }
 }
 
@@ -62,11 +68,11 @@ pub(crate) async fn adopt(request: &LockRequest, ticket: &Ticket) -> Result<Hold
 async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease, Error> {
     let client = &request.client;
     let context = || client.context(Operation::Adopt, &request.name);
-    let mut guard = AttemptGuard::new(request, 1 + ticket.spare_tokens());
+    let mut guard = AttemptGuard::new(request, 1 + ticket.spare_tokens);
     let attempt = Arc::clone(&guard.attempt);
     // Used, whatever becomes of this: a release takes back what follows it.
     attempt.note_token(ticket.fencing_token());
-    let call = attempt.adopt(ticket.attempt());
+    let call = attempt.adopt(&ticket.attempt);
     // From here on, what the attempt gets is released if this fails or is dropped.
     guard.before_send();
     let sent = Moment::now();

@@ -14,7 +14,7 @@ use crate::error::{Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::owner::Owner;
-use crate::ticket::Ticket;
+use crate::ticket::{IntoTicketError, Ticket};
 use crate::traces::{Grant, HoldSpan};
 use crate::wire::Together;
 
@@ -111,7 +111,7 @@ impl Hold {
     }
 
     /// The hold, if no other guard of this client has a part in it; otherwise why it has to stay.
-    fn into_sole(self, operation: Operation) -> Result<OwnedLease, Box<(Hold, Error)>> {
+    fn into_sole(self, operation: Operation) -> Result<OwnedLease, IntoTicketError<Hold>> {
         let sole = match self {
             Hold::Own(hold) => Ok(hold),
             Hold::Joint(part) => part.into_sole().map_err(Hold::Joint),
@@ -120,16 +120,13 @@ impl Hold {
         sole.map_err(|hold| {
             let shared = || Error::SharedHold { context: hold.lease().context(operation) };
             let error = hold.lease().ended(operation).unwrap_or_else(shared);
-            Box::new((hold, error))
+            IntoTicketError::new(hold, error)
         })
     }
 
     /// See [`OwnedLease::into_ticket`].
-    pub(crate) fn into_ticket(self) -> Result<Ticket, Box<(Hold, Error)>> {
-        self.into_sole(Operation::Transfer)?.into_ticket().map_err(|ended| {
-            let (hold, error) = *ended;
-            Box::new((Hold::Own(hold), error))
-        })
+    pub(crate) fn into_ticket(self) -> Result<Ticket, IntoTicketError<Hold>> {
+        self.into_sole(Operation::Transfer)?.into_ticket().map_err(|kept| kept.map(Hold::Own))
     }
 
     /// See [`OwnedLease::convert`].
@@ -140,7 +137,7 @@ impl Hold {
         options: Arc<Options>,
         operation: Operation,
     ) -> Result<Hold, Error> {
-        let hold = self.into_sole(operation).map_err(|kept| kept.1)?;
+        let hold = self.into_sole(operation)?;
         hold.convert(verb, kind, options, operation).await.map(Hold::new)
     }
 }

@@ -268,7 +268,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "adopted-hold-forgets-what-was-reserved",
-        edits: &[edit("src/lease/adoption.rs", "1 + ticket.spare_tokens()", "1")],
+        edits: &[edit("src/lease/adoption.rs", "1 + ticket.spare_tokens", "1")],
         test: "standalone::reserved_tokens::the_next_attempt_gives_back_what_the_former_has_reserved",
     },
     TestMutant {
