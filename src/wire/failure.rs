@@ -22,7 +22,7 @@ pub(crate) struct Failure {
 }
 
 #[derive(Clone, Debug)]
-enum Cause {
+pub(super) enum Cause {
     /// There was no connection, so the request was not sent.
     Unsent(RedisError),
     /// The connection broke or stayed silent, or the server refused the request.
@@ -52,7 +52,7 @@ enum Cause {
 }
 
 impl Failure {
-    fn new(cause: Cause, may_have_run: bool) -> Failure {
+    pub(super) fn new(cause: Cause, may_have_run: bool) -> Failure {
         Failure { cause, may_have_run }
     }
 
@@ -72,28 +72,8 @@ impl Failure {
         }
     }
 
-    pub(super) fn sent(source: RedisError, may_have_run: bool) -> Failure {
-        Failure::new(Cause::Sent(source), may_have_run)
-    }
-
     pub(super) fn indeterminate(source: RedisError) -> Failure {
         Failure::new(Cause::Sent(source), true)
-    }
-
-    pub(super) fn reply(script: &'static str, reply: String) -> Failure {
-        Failure::new(Cause::Reply { script, reply }, true)
-    }
-
-    pub(super) fn unreplicated(confirmed: i64, required: u32) -> Failure {
-        Failure::new(Cause::Unreplicated { confirmed, required }, true)
-    }
-
-    pub(super) fn late() -> Failure {
-        Failure::new(Cause::Late, false)
-    }
-
-    pub(super) fn not_admitted() -> Failure {
-        Failure::new(Cause::NotAdmitted, false)
     }
 
     /// The tasks that waited for a reply have ended with their runtime.

@@ -14,7 +14,7 @@ use super::error_replies::{
     is_broken, is_forbidden, is_moved, names_key, node_of_a_cluster, too_slow, was_redirected, was_refused,
 };
 use super::facts::Facts;
-use super::failure::Failure;
+use super::failure::{Cause, Failure};
 use super::handshake::{Handshake, Membership};
 use super::outage::OutageRecord;
 use super::request::{PreparedCall, Shard, TimedReply};
@@ -194,7 +194,7 @@ impl Node {
         loop {
             match timeout(self.limit() * 5 / 4 + replica_timeout, trying.as_mut()).await {
                 Ok(Ok(reply)) if self.refuses(call, &reply) => {
-                    return Err(Failure::not_admitted().after(reply.first_failure));
+                    return Err(Failure::new(Cause::NotAdmitted, false).after(reply.first_failure));
                 }
                 Ok(outcome) => return outcome,
                 Err(_) if self.is_answering() => {}
@@ -236,7 +236,7 @@ impl Node {
                     let reply = Reply { name, value: answered.value, sent, generation, first_failure };
                     if call.may_be_late() && reply.is_number(LATE) {
                         // Refused, so it may be sent again; an earlier delivery may have run.
-                        return Err(Failure::late().after(reply.first_failure));
+                        return Err(Failure::new(Cause::Late, false).after(reply.first_failure));
                     }
                     return self.confirm(call, &connected, reply).await;
                 }
@@ -298,7 +298,9 @@ impl Node {
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
         match on.connection.query(&wait, replica_timeout + self.limit().max(WAIT_TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
-            Ok(Value::Int(count)) => Err(Failure::unreplicated(count, replicas)),
+            Ok(Value::Int(confirmed)) => {
+                Err(Failure::new(Cause::Unreplicated { confirmed, required: replicas }, true))
+            }
             Ok(other) => Err(Reply { value: other, ..reply }.unexpected()),
             Err(error) => {
                 self.connection.drop_if_spent(on.generation, &error);
@@ -353,7 +355,7 @@ impl Node {
         if !self.is_cluster() && is_moved(&error) {
             return Failure::unsent(node_of_a_cluster(&error));
         }
-        Failure::sent(error, !has_not_run)
+        Failure::new(Cause::Sent(error), !has_not_run)
     }
 
     fn prepare(&self, call: &Arc<Call>, connected: &LiveConnection) -> PreparedCall {

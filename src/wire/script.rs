@@ -11,7 +11,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use uuid::Uuid;
 
 use super::answers::TOO_LOW;
-use super::failure::Failure;
+use super::failure::{Cause, Failure};
 use crate::clock::Moment;
 use crate::fencing::FencingToken;
 use crate::name::Name;
@@ -307,7 +307,7 @@ impl Reply {
     }
 
     pub(crate) fn unexpected(&self) -> Failure {
-        Failure::reply(self.name, describe(&self.value))
+        Failure::new(Cause::Reply { script: self.name, reply: describe(&self.value) }, true)
     }
 
     pub(super) fn is_number(&self, number: i64) -> bool {

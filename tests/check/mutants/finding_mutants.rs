@@ -73,7 +73,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "late-request-begins-an-outage",
-        edits: &[edit("src/wire/node.rs", "Failure::late()", "Failure::unsent(too_slow())")],
+        edits: &[edit("src/wire/node.rs", "Failure::new(Cause::Late, false)", "Failure::unsent(too_slow())")],
         test: "outages::a_request_that_comes_too_late_begins_no_outage",
     },
     TestMutant {
