@@ -58,18 +58,14 @@ const _: () = assert!(UNWRITTEN > 2 * (MAX_UNBATCHED + MAX_BATCHES * MAX_BATCH_S
 /// be sent.
 const MAX_WITHDRAWN: usize = 1024;
 
-/// One connection, shared by many callers. It sets no limit for replies.
+/// One connection, shared by many callers, and the requests that wait for it. It sets no limit for
+/// replies.
 pub(in crate::wire) struct Batcher {
     limit: Duration,
     /// Each caller that waits has a clone.
     callers: Arc<()>,
     /// Where batches are sent from, until the connection is no longer used.
     runtime: Handle,
-    shared: Arc<BatchQueue>,
-}
-
-/// A connection, and the requests that wait for it.
-struct BatchQueue {
     connection: MultiplexedConnection,
     last_reply: LastReply,
     gathered: Guarded<Gathered>,
@@ -113,14 +109,13 @@ struct QueuedRequest {
 impl Batcher {
     /// The tasks that send pipelines run on `runtime` until the connection is no longer used.
     pub(super) fn new(connection: MultiplexedConnection, limit: Duration, runtime: &Handle) -> Batcher {
-        let shared =
-            Arc::new(BatchQueue { connection, last_reply: LastReply::new(), gathered: Guarded::default() });
-        Batcher { limit, callers: Arc::default(), runtime: runtime.clone(), shared }
+        let (last_reply, gathered) = (LastReply::new(), Guarded::default());
+        Batcher { limit, callers: Arc::default(), runtime: runtime.clone(), connection, last_reply, gathered }
     }
 
     /// The connection itself. With a limit, each of its replies must arrive by then.
     pub(super) fn connection(&self, limit: Duration) -> MultiplexedConnection {
-        let mut connection = self.shared.connection.clone();
+        let mut connection = self.connection.clone();
         if limit < UNLIMITED {
             connection.set_response_timeout(limit);
         }
@@ -130,12 +125,12 @@ impl Batcher {
     /// Whether the server has replied to some request within the limit, so that a caller's wait is
     /// time in the queue, not silence of the server.
     pub(super) fn is_answering(&self) -> bool {
-        self.shared.last_reply.is_within(self.limit)
+        self.last_reply.is_within(self.limit)
     }
 
     /// Whether it has delivered a reply since then.
     pub(super) fn has_replied_since(&self, start: Instant) -> bool {
-        self.shared.last_reply.at() > start
+        self.last_reply.at() > start
     }
 
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
@@ -145,7 +140,7 @@ impl Batcher {
     /// Not cancel safe: the request may still run if it was written; `sent_flag` says whether it
     /// was.
     pub(super) async fn send(
-        &self,
+        self: &Arc<Batcher>,
         request: &PreparedCall,
         sent_flag: &SentFlag,
     ) -> Result<TimedReply, RedisError> {
@@ -153,10 +148,10 @@ impl Batcher {
         let others = Arc::strong_count(&self.callers) - 2;
         let max_at_once = if request.may_combine() { MAX_UNCOMBINED } else { MAX_UNBATCHED };
         // It does not overtake a queued request, which may be a release of the same lock.
-        let may_go_first = others < max_at_once && self.shared.gathered.lock().requests.is_empty();
+        let may_go_first = others < max_at_once && self.gathered.lock().requests.is_empty();
         if may_go_first {
             sent_flag.set();
-            return last(self.shared.send(slice::from_ref(request), self.limit).await);
+            return last(self.send_now(slice::from_ref(request)).await);
         }
         let (outcome, delivered) = oneshot::channel();
         let has_left = Arc::new(AtomicBool::new(false));
@@ -164,18 +159,18 @@ impl Batcher {
         if !self.queue(queued) {
             return Err(closed()); // nothing is sent here any more: another connection may work
         }
-        let mut ticket = QueueTicket { delivered, has_left, sent_flag, queue: &self.shared };
+        let mut ticket = QueueTicket { delivered, has_left, sent_flag, queue: self };
         match (&mut ticket.delivered).await {
             Ok(outcome) => outcome,
             // Requests before this one found the server silent or the connection broken.
             // Or the batcher's runtime has shut down.
-            Err(_) => Err(self.shared.last_reply.failure.get().cloned().unwrap_or_else(closed)),
+            Err(_) => Err(self.last_reply.failure.get().cloned().unwrap_or_else(closed)),
         }
     }
 
     /// Queues a request, and sends the next batch if one may leave. False if the queue is closed.
-    fn queue(&self, request: QueuedRequest) -> bool {
-        let mut gathered = self.shared.gathered.lock();
+    fn queue(self: &Arc<Batcher>, request: QueuedRequest) -> bool {
+        let mut gathered = self.gathered.lock();
         if gathered.is_closed {
             return false;
         }
@@ -186,8 +181,8 @@ impl Batcher {
             gathered.is_leaving = true;
             gathered.batches += 1;
             drop(gathered);
-            let turn = BatchTurn { queue: Arc::clone(&self.shared), size: 0, has_passed: false };
-            self.runtime.spawn(run_batches(turn, self.limit));
+            let turn = BatchTurn { queue: Arc::clone(self), size: 0, has_passed: false };
+            self.runtime.spawn(run_batches(turn));
         }
         true
     }
@@ -196,7 +191,7 @@ impl Batcher {
     pub(super) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
         let asking = pin!(self.query(&ping, UNLIMITED));
-        let reply = self.shared.last_reply.unless_silent(limit, asking).await;
+        let reply = self.last_reply.unless_silent(limit, asking).await;
         match reply.unwrap_or_else(|| Err(too_slow())) {
             Err(error) if is_broken(&error) => Err(error),
             _answered => Ok(()),
@@ -227,39 +222,14 @@ impl Batcher {
         requests: &[PreparedCall],
         limit: Duration,
     ) -> Vec<Result<TimedReply, RedisError>> {
-        send_calls(&self.connection(limit.min(self.limit)), requests, &self.shared.last_reply).await
+        send_calls(&self.connection(limit.min(self.limit)), requests, &self.last_reply).await
     }
-}
 
-/// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
-struct QueueTicket<'a> {
-    delivered: oneshot::Receiver<Result<TimedReply, RedisError>>,
-    has_left: Arc<AtomicBool>,
-    sent_flag: &'a SentFlag,
-    queue: &'a BatchQueue,
-}
-
-impl Drop for QueueTicket<'_> {
-    fn drop(&mut self) {
-        if leaves_queue(&self.has_left) {
-            self.queue.note_withdrawn();
-        } else {
-            self.sent_flag.set();
-        }
-    }
-}
-
-/// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
-fn leaves_queue(has_left: &AtomicBool) -> bool {
-    !has_left.swap(true, Ordering::SeqCst)
-}
-
-impl BatchQueue {
     /// Sends requests together, and waits for their replies for as long as the server replies to
     /// any request.
-    async fn send(&self, requests: &[PreparedCall], limit: Duration) -> Vec<Result<TimedReply, RedisError>> {
+    async fn send_now(&self, requests: &[PreparedCall]) -> Vec<Result<TimedReply, RedisError>> {
         let sending = pin!(send_calls(&self.connection, requests, &self.last_reply));
-        let replies = self.last_reply.unless_silent(limit, sending).await;
+        let replies = self.last_reply.unless_silent(self.limit, sending).await;
         replies.unwrap_or_else(|| vec![Err(too_slow()); requests.len()])
     }
 
@@ -281,11 +251,34 @@ impl BatchQueue {
     }
 }
 
+/// A request in the queue. Dropping the ticket withdraws the request, unless it was written before.
+struct QueueTicket<'a> {
+    delivered: oneshot::Receiver<Result<TimedReply, RedisError>>,
+    has_left: Arc<AtomicBool>,
+    sent_flag: &'a SentFlag,
+    queue: &'a Batcher,
+}
+
+impl Drop for QueueTicket<'_> {
+    fn drop(&mut self) {
+        if leaves_queue(&self.has_left) {
+            self.queue.note_withdrawn();
+        } else {
+            self.sent_flag.set();
+        }
+    }
+}
+
+/// Takes a request from the queue: to write it, or to withdraw it. False if it had left before.
+fn leaves_queue(has_left: &AtomicBool) -> bool {
+    !has_left.swap(true, Ordering::SeqCst)
+}
+
 /// The right to have one batch in flight. Dropped before it has passed, it closes the queue: the
 /// connection has failed, or the runtime has shut down. The callers of the queued requests, which
 /// were not written, find out why.
 struct BatchTurn {
-    queue: Arc<BatchQueue>,
+    queue: Arc<Batcher>,
     size: usize,
     has_passed: bool,
 }
@@ -320,7 +313,7 @@ impl Drop for BatchTurn {
 }
 
 /// Sends batches while some may leave.
-async fn run_batches(mut turn: BatchTurn, limit: Duration) {
+async fn run_batches(mut turn: BatchTurn) {
     while let Some(mut waiting) = turn.next() {
         // A caller that gave up needs no request: its effect would have to be undone.
         waiting.retain(|waiting| leaves_queue(&waiting.has_left));
@@ -329,7 +322,7 @@ async fn run_batches(mut turn: BatchTurn, limit: Duration) {
         if requests.is_empty() {
             continue; // nothing was sent, so nothing shows that the server replies
         }
-        let replies = turn.queue.send(&requests, limit).await;
+        let replies = turn.queue.send_now(&requests).await;
         // Another lock's error may come before that of the connection.
         let failure =
             replies.iter().filter_map(|reply| reply.as_ref().err()).find(|error| is_broken(error)).cloned();
