@@ -99,12 +99,8 @@ impl Locks {
     pub fn with_options(&self, options: Options) -> Result<Locks, Error> {
         let options = options.with_defaults(&self.options);
         options.check()?;
-        if self.client.nodes.has_cluster() {
-            options.check_for_cluster()?;
-        }
-        if self.client.nodes.deployment.decides_alone() {
-            options.check_for_one_node()?;
-        }
+        let nodes = &self.client.nodes;
+        options.check_for(nodes.deployment.decides_alone(), nodes.has_cluster())?;
         options.check_connections(&self.options)?;
         Ok(Locks { client: Arc::clone(&self.client), options: Arc::new(options) })
     }

@@ -197,12 +197,7 @@ impl LocksBuilder {
             let labels = nodes.iter().map(Endpoint::label).collect();
             Membership::new(labels, self.options.restart_guard == RestartGuard::On)
         });
-        if nodes.len() == 1 {
-            self.options.check_for_one_node()?;
-        }
-        if nodes.iter().any(Endpoint::is_cluster) {
-            self.options.check_for_cluster()?;
-        }
+        self.options.check_for(nodes.len() == 1, nodes.iter().any(Endpoint::is_cluster))?;
         Ok(Servers {
             nodes,
             subscribers,

@@ -11,14 +11,12 @@ impl Options {
         [Some(self.ttl), self.read_ttl, self.write_ttl].into_iter().flatten().max().unwrap_or(self.ttl)
     }
 
-    pub(crate) fn check_for_cluster(&self) -> Result<(), ConfigError> {
-        if self.replicas > 0 { Err(ConfigError::ReplicasOfCluster) } else { Ok(()) }
-    }
-
-    pub(crate) fn check_for_one_node(&self) -> Result<(), ConfigError> {
+    /// Checks what depends on the nodes.
+    pub(crate) fn check_for(&self, is_alone: bool, has_cluster: bool) -> Result<(), ConfigError> {
         match self.restart_guard {
-            RestartGuard::On => Err(ConfigError::GuardOfOneNode),
-            RestartGuard::Off => Ok(()),
+            RestartGuard::On if is_alone => Err(ConfigError::GuardOfOneNode),
+            _ if has_cluster && self.replicas > 0 => Err(ConfigError::ReplicasOfCluster),
+            _ => Ok(()),
         }
     }
 

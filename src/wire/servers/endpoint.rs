@@ -93,13 +93,9 @@ impl Endpoint {
 
     /// The server's reason for the failure of a new connection, if it gives one.
     pub(in crate::wire) async fn explain(&self, failure: RedisError, limit: Duration) -> RedisError {
-        match self {
-            Endpoint::Server(client) => explain(client.get_connection_info(), failure, limit).await,
-            #[cfg(feature = "pool")]
-            Endpoint::Pool(_) => failure, // it does not name its server
-            Endpoint::Sentinel(_) => failure, // of its master, which has explained it
-            Endpoint::Cluster(_) => failure,  // of one of its masters, which has explained it
-        }
+        // A pool does not name its server; masters that others name have explained it themselves.
+        let Endpoint::Server(client) = self else { return failure };
+        explain(client.get_connection_info(), failure, limit).await
     }
 
     /// A human-readable label: the address, as far as a permanent one is known.
@@ -115,30 +111,23 @@ impl Endpoint {
 
     /// Whether each new connection looks up which server is the master.
     pub(in crate::wire) fn finds_master(&self) -> bool {
-        match self {
-            Endpoint::Sentinel(_) => true,
-            Endpoint::Server(_) => false,
-            #[cfg(feature = "pool")]
-            Endpoint::Pool(_) => false,
-            Endpoint::Cluster(_) => false,
-        }
+        matches!(self, Endpoint::Sentinel(_))
     }
 
     /// Whether all connections lead to one server. Behind sentinels, one may lead to a master and
     /// another to its predecessor.
     pub(in crate::wire) fn is_one_server(&self) -> bool {
-        !self.finds_master() && !self.is_cluster()
+        match self {
+            Endpoint::Server(_) => true,
+            #[cfg(feature = "pool")]
+            Endpoint::Pool(_) => true,
+            Endpoint::Sentinel(_) | Endpoint::Cluster(_) => false,
+        }
     }
 
     /// Whether one connection reaches many servers.
     pub(crate) fn is_cluster(&self) -> bool {
-        match self {
-            Endpoint::Cluster(_) => true,
-            Endpoint::Server(_) => false,
-            #[cfg(feature = "pool")]
-            Endpoint::Pool(_) => false,
-            Endpoint::Sentinel(_) => false,
-        }
+        matches!(self, Endpoint::Cluster(_))
     }
 
     /// The server to subscribe at.
