@@ -117,8 +117,7 @@ impl SharedConnection {
         // caller. A caller that is not polled for long must not hold the turn: all other requests,
         // and the renewals, would wait for it.
         let connecting = self.runtime.spawn(async move {
-            let attempt = |_| this.open(is_confirming);
-            this.connecting.connect(seen, || this.current(is_confirming), attempt).await
+            this.connecting.connect(seen, || this.current(is_confirming), this.open(is_confirming)).await
         });
         connecting.await.map_err(std::io::Error::other)?
     }

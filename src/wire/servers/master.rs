@@ -74,9 +74,9 @@ impl Master {
         }
         let (this, seen) = (Arc::clone(self), self.connecting.latest());
         let by = Arc::clone(dialing);
-        let connecting = dialing.runtime.spawn(async move {
-            this.connecting.connect(seen, || this.current(), |_| this.connect(&by)).await
-        });
+        let connecting = dialing
+            .runtime
+            .spawn(async move { this.connecting.connect(seen, || this.current(), this.connect(&by)).await });
         let silent = |_| at_announced(&self.address, too_slow());
         let connected = timeout_at(deadline, connecting).await.map_err(silent)?;
         connected.map_err(std::io::Error::other)?

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
@@ -42,7 +42,7 @@ const LEARNING_PAUSE: Duration = Duration::from_millis(100);
 pub(in crate::wire) struct Masters {
     seeds: Arc<Seeds>,
     dialing: Arc<Dialing>,
-    table: RwLock<SlotTable>,
+    table: Guarded<SlotTable>,
     learning: Connecting,
     /// How often the slots were learned.
     lessons: AtomicU64,
@@ -68,7 +68,7 @@ impl Masters {
                 made: AtomicU64::new(0),
                 fresh: Guarded::default(),
             }),
-            table: RwLock::default(),
+            table: Guarded::default(),
             learning: Connecting::default(),
             lessons: AtomicU64::new(0),
             is_learning: AtomicBool::new(false),
@@ -78,11 +78,9 @@ impl Masters {
         {
             // Under its lock: a connection that is made meanwhile is counted before or after.
             let mut fresh = masters.dialing.fresh.lock();
-            let unconnected = |master: &&Arc<Master>| master.current().is_none();
-            let addresses = |table: &SlotTable| {
-                table.masters.values().filter(unconnected).map(|master| master.address.clone()).collect()
-            };
-            *fresh = Some(masters.table(addresses));
+            let table = masters.table.lock();
+            let unconnected = table.masters.values().filter(|master| master.current().is_none());
+            *fresh = Some(unconnected.map(|master| master.address.clone()).collect());
         }
         Ok(masters)
     }
@@ -141,7 +139,7 @@ impl Masters {
         if let Some(master) = master() {
             return Ok(master);
         }
-        if self.table(|table| table.learned.is_some_and(|at| at.elapsed() < LEARNING_PAUSE)) {
+        if self.table.lock().learned.is_some_and(|at| at.elapsed() < LEARNING_PAUSE) {
             return Err(unserved());
         }
         timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
@@ -182,7 +180,7 @@ impl Masters {
     /// Records where a slot is, as another master has answered, and learns the others.
     pub(super) fn moved(self: &Arc<Masters>, slot: Option<Slot>, target: (&str, u16)) {
         if let (Some(slot), Some(master)) = (slot, self.named(slot, target)) {
-            self.table_mut(|table| drop(table.slots.insert(slot, master)));
+            self.table.lock().slots.insert(slot, master);
         }
         self.learn_later(None);
     }
@@ -204,7 +202,7 @@ impl Masters {
     /// Sends a request to every master, and returns the replies by address.
     pub(super) async fn send_to_all(self: &Arc<Masters>, request: &Cmd, limit: Duration) -> RepliesByServer {
         let deadline = Instant::now() + limit;
-        let masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
+        let masters: Vec<_> = self.table.lock().masters.values().cloned().collect();
         let mut asked = JoinSet::new();
         for master in masters {
             let (this, request) = (Arc::clone(self), request.clone());
@@ -225,13 +223,13 @@ impl Masters {
     /// of a master goes with it when a replica takes over.
     pub(super) fn newest(&self) -> u64 {
         let number = |master: &Arc<Master>| Some(master.current()?.number);
-        self.table(|table| table.masters.values().filter_map(number).max().unwrap_or(0))
+        self.table.lock().masters.values().filter_map(number).max().unwrap_or(0)
     }
 
     /// Tries one master after the other, those first that are connected.
     async fn send_to_any(self: &Arc<Masters>, request: &Cmd, deadline: Instant) -> Result<Value, RedisError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
+        let mut masters: Vec<_> = self.table.lock().masters.values().cloned().collect();
         let count = masters.len().max(1);
         masters.rotate_left(next % count);
         masters.sort_by_key(|master| master.current().is_none());
@@ -302,20 +300,20 @@ impl Masters {
     pub(super) fn has_shard(&self, shard: &Shard) -> bool {
         match shard {
             Shard::All => true,
-            Shard::Master(address) => self.table(|table| table.masters.contains_key(address)),
-            Shard::Unserved => self.table(|table| table.slots.len() < usize::from(SLOTS)),
+            Shard::Master(address) => self.table.lock().masters.contains_key(address),
+            Shard::Unserved => self.table.lock().slots.len() < usize::from(SLOTS),
         }
     }
 
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {
-        self.table(|table| table.slots.get(&slot).cloned())
+        self.table.lock().slots.get(&slot).cloned()
     }
 
     /// The server that the present master of a slot has named.
     fn named(&self, slot: Option<Slot>, (host, port): (&str, u16)) -> Option<Arc<Master>> {
         let by = slot.and_then(|slot| self.of_slot(slot)).map(|master| master.info.clone());
         let info = at_address(&by.or_else(|| self.seeds.all().into_iter().next())?, host, port)?;
-        Some(self.table_mut(|table| master_at(&mut table.masters, info)))
+        Some(master_at(&mut self.table.lock().masters, info))
     }
 
     /// Asks servers for the slots, the masters that are connected first. Callers that wait for an
@@ -328,7 +326,7 @@ impl Masters {
         let (this, without) = (Arc::clone(self), without.map(str::to_owned));
         let learning = self.dialing.runtime.spawn(async move {
             let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());
-            let attempt = |_| async {
+            let attempt = async {
                 let learning = this.learn_once(without.as_deref());
                 timeout(this.limit(), learning).await.unwrap_or_else(|_| Err(too_slow()))
             };
@@ -338,7 +336,7 @@ impl Masters {
     }
 
     async fn learn_once(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
-        let mut masters: Vec<_> = self.table(|table| table.masters.values().cloned().collect());
+        let mut masters: Vec<_> = self.table.lock().masters.values().cloned().collect();
         masters.sort_by_key(|master| master.current().is_none());
         for info in self.seeds.all() {
             if !masters.iter().any(|master| master.info.addr() == info.addr()) {
@@ -355,7 +353,7 @@ impl Masters {
         let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
         let (slots, from) = first_reply(&self.dialing.runtime, tries, at_once, self.limit() / PARTS).await?;
         self.seeds.replace_others(&slots, &from.info);
-        self.table_mut(|table| table.adopt(&slots, &from));
+        self.table.lock().adopt(&slots, &from);
         self.lessons.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -368,15 +366,6 @@ impl Masters {
     ) -> Result<Vec<Vec<Value>>, RedisError> {
         let live = master.live(&self.dialing, deadline).await?;
         ask_slots(&mut live.batcher.connection(left_until(deadline)), &master.info).await
-    }
-
-    /// Poisoning does not matter: nothing under this lock panics.
-    fn table<T>(&self, read: impl FnOnce(&SlotTable) -> T) -> T {
-        read(&self.table.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn table_mut<T>(&self, write: impl FnOnce(&mut SlotTable) -> T) -> T {
-        write(&mut self.table.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
