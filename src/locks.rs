@@ -172,8 +172,7 @@ impl Locks {
 
     /// Like [`settled`](Locks::settled), but a last clone gives releases up at some time.
     pub(crate) async fn into_settled(self) {
-        let client = self.client;
-        client.into_settled().await;
+        self.client.into_settled().await;
     }
 
     /// Releases everything that this client holds, and acquires nothing from now on: the last call

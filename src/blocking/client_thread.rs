@@ -20,14 +20,9 @@ pub(super) struct ClientThread {
     end: Option<oneshot::Sender<Ending>>,
 }
 
-/// What the thread does before it ends.
-#[derive(Debug)]
-struct Ending {
-    locks: Locks,
-    limit: Duration,
-    /// Dropped once everything is released, or after the limit.
-    _released: mpsc::Sender<()>,
-}
+/// A client that ends: what it has is released within this limit. Its sender is dropped once that
+/// is done, or after the limit.
+type Ending = (Locks, Duration, mpsc::Sender<()>);
 
 impl ClientThread {
     pub(super) fn start(
@@ -70,7 +65,7 @@ impl Drop for ClientThread {
         // One try of a release takes at most a node timeout to connect, and one of silence.
         let limit = 2 * self.locks.options().node_timeout;
         let (released, is_released) = mpsc::channel();
-        let ending = Ending { locks: self.locks.clone(), limit, _released: released };
+        let ending = (self.locks.clone(), limit, released);
         let is_served = self.end.take().is_some_and(|end| end.send(ending).is_ok());
         if is_served && check_may_block().is_ok() {
             // Both outcomes are an end: nothing is ever sent.
@@ -93,10 +88,10 @@ fn check_may_block() -> Result<(), ConfigError> {
 fn serve(runtime: Runtime, ending: oneshot::Receiver<Ending>) {
     runtime.block_on(async {
         // An error: it did not connect.
-        let Ok(Ending { locks, limit, _released }) = ending.await else { return };
+        let Ok((locks, limit, released)) = ending.await else { return };
         if let Err(_error) = locks.close(limit).await {
             event!(warn, error = %_error, "the client was dropped with unreleased locks");
-            drop(_released);
+            drop(released);
             locks.into_settled().await;
         }
     });

@@ -201,7 +201,7 @@ impl Client {
 
     /// Whether no lock is held, being acquired or being released.
     pub(crate) fn is_idle(&self) -> bool {
-        [self.keeper.entries(), self.wakeups.mailbox_count(), self.queues()] == [0; 3]
+        [self.keeper.entries(), self.wakeups.mailboxes.len(), self.queues()] == [0; 3]
             && self.nested_holds.lock().is_empty()
     }
 
@@ -222,7 +222,7 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("scheduled", &self.keeper.entries())
-            .field("waiting", &self.wakeups.mailbox_count())
+            .field("waiting", &self.wakeups.mailboxes.len())
             .field("queues", &self.queues())
             .finish()
     }

@@ -114,7 +114,7 @@ impl<'a> SharedPoll<'a> {
         let Some([busy_ms, time, alone @ ..]) = numbers.as_deref() else {
             // The lock may be free, or the request failed: each waiter must ask, to get what there
             // is for it, or to notice an outage.
-            waiting.iter().skip(1).for_each(|other| self.wakeups.notify(other.id));
+            waiting.iter().skip(1).for_each(|other| self.wakeups.mailboxes.notify(other.id));
             return None;
         };
         nodes.node(0).observe(time.unsigned_abs());
@@ -124,7 +124,7 @@ impl<'a> SharedPoll<'a> {
         let without_place = |number: &i64| waiting.get(usize::try_from(*number).ok()?.checked_sub(1)?);
         let (own, others): (Vec<_>, Vec<_>) =
             alone.iter().filter_map(without_place).partition(|waiter| waiter.id == self.attempt.id);
-        others.into_iter().for_each(|waiter| self.wakeups.notify(waiter.id));
+        others.into_iter().for_each(|waiter| self.wakeups.mailboxes.notify(waiter.id));
         (own.is_empty() && !asks_alone).then(|| Instant::now() + free_in.min(pause - pause / 10))
     }
 

@@ -48,7 +48,7 @@ impl Waiter {
         let mut waiter = Waiter::unqueued(request, tokens);
         let (wakeups, attempt) = (&request.client.wakeups, &waiter.guard.attempt);
         waiter.longest_pause = request.longest_pause(attempt, is_notified);
-        waiter.mailbox = is_notified.then(|| wakeups.mailbox(attempt.id));
+        waiter.mailbox = is_notified.then(|| Mailbox::new(&wakeups.mailboxes, attempt.id));
         waiter.guard.entry = Some(attempt.queue_entry(is_notified.then(|| wakeups.channel())));
         waiter
     }

@@ -178,7 +178,7 @@ impl LocksBuilder {
             }
         };
         let labels = Labels::new(self.client_name.as_deref(), self.label.as_deref())?;
-        if topology.is_pool() {
+        if topology.name() == "pool" {
             if self.certificates.is_some() {
                 return Err(ConfigError::CertificatesOfClient { server: topology.name().to_owned() });
             }
@@ -291,10 +291,6 @@ impl Topology {
             Topology::Cluster(_) => "cluster",
             Topology::Quorum(_) => "quorum",
         }
-    }
-
-    fn is_pool(&self) -> bool {
-        self.name() == "pool"
     }
 }
 

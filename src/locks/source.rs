@@ -58,17 +58,21 @@ impl From<ConnectionInfo> for Source {
 /// Shows the address, without the password.
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Address::Text(url) => match url.as_str().into_connection_info() {
-                Ok(info) => write!(f, "Source({})", info.addr()),
-                Err(_) => f.write_str("Source(not a URL)"),
-            },
-            Address::Info(info) => write!(f, "Source({})", info.addr()),
+        match self.info() {
+            Ok(info) => write!(f, "Source({})", info.addr()),
+            Err(_) => f.write_str("Source(not a URL)"),
         }
     }
 }
 
 impl Source {
+    fn info(&self) -> Result<ConnectionInfo, redis::RedisError> {
+        match &self.0 {
+            Address::Text(url) => url.as_str().into_connection_info(),
+            Address::Info(info) => Ok((**info).clone()),
+        }
+    }
+
     /// Returns the server's settings, with `TCP_NODELAY`, keepalive, timeouts and the certificates,
     /// if any.
     pub(super) fn resolve(
@@ -76,24 +80,17 @@ impl Source {
         certificates: Option<&Certificates>,
         limit: Duration,
     ) -> Result<ConnectionInfo, ConfigError> {
-        let info = match (&self.0, certificates) {
-            (Address::Text(url), _) => {
-                url.as_str().into_connection_info().map_err(|cause| ConfigError::Url { cause })?
-            }
-            (Address::Info(info), None) => (**info).clone(),
+        match (&self.0, certificates) {
             (Address::Info(info), Some(_)) => {
-                return Err(ConfigError::CertificatesOfClient { server: info.addr().to_string() });
+                Err(ConfigError::CertificatesOfClient { server: info.addr().to_string() })
             }
-        };
-        prepare(info, certificates, limit)
+            _ => prepare(self.info().map_err(|cause| ConfigError::Url { cause })?, certificates, limit),
+        }
     }
 
     /// Whether the server is reached through TLS, as far as the source shows.
     pub(super) fn is_tls(&self) -> bool {
-        match &self.0 {
-            Address::Text(url) => url.as_str().into_connection_info().is_ok_and(|info| is_tls(&info)),
-            Address::Info(info) => is_tls(info),
-        }
+        self.info().is_ok_and(|info| is_tls(&info))
     }
 
     /// Whether the source is an address, not only a master's name.

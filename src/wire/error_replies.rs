@@ -55,7 +55,8 @@ pub(super) fn was_refused(error: &RedisError) -> bool {
     }
     let detail = error.detail().unwrap_or_default();
     let code = error.code().unwrap_or_default();
-    if STOP_AT_FIRST_WRITE.iter().any(|code| is_wrapped(detail, code)) {
+    let is_wrapped = |code: &&str| detail.contains(&format!(": -{code} "));
+    if detail.starts_with("Error running script") && STOP_AT_FIRST_WRITE.iter().any(is_wrapped) {
         return true;
     }
     // Redis reports a refused command within a script as ERR, other servers with this code. By then
@@ -146,11 +147,6 @@ pub(super) fn is_of_tls(error: &RedisError) -> bool {
 pub(super) fn io_error(error: &RedisError) -> Option<&std::io::Error> {
     let source = error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
     source.downcast_ref::<std::io::Error>()
-}
-
-/// Whether Redis 6 wrapped an error with this code into that of the script.
-fn is_wrapped(detail: &str, code: &str) -> bool {
-    detail.starts_with("Error running script") && detail.contains(&format!(": -{code} "))
 }
 
 /// Whether the server is a replica: its reply to a script, which Redis 6 wraps into the script's

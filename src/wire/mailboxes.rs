@@ -19,7 +19,7 @@ use crate::guarded::Guarded;
 const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
 
 /// The mailboxes, and the state of the subscriptions.
-pub(super) struct Mailboxes {
+pub(crate) struct Mailboxes {
     slots: Guarded<HashMap<Uuid, Arc<MailboxSlot>>>,
     pub(super) late_notifications: LateNotifications,
     /// The state of each node's subscription.
@@ -54,7 +54,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    pub(super) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
+    pub(crate) fn new(mailboxes: &Arc<Mailboxes>, id: Uuid) -> Mailbox {
         let slot = Arc::new(MailboxSlot::default());
         mailboxes.slots.lock().insert(id, Arc::clone(&slot));
         Mailbox { id, slot, mailboxes: Arc::clone(mailboxes) }
@@ -100,12 +100,13 @@ impl Mailboxes {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// How many there are: none while no attempt waits.
+    pub(crate) fn len(&self) -> usize {
         self.slots.lock().len()
     }
 
     /// Makes the waiter with this id poll.
-    pub(super) fn notify(&self, id: Uuid) {
+    pub(crate) fn notify(&self, id: Uuid) {
         let slot = self.slots.lock().get(&id).cloned();
         // Not under the lock: it runs a waker.
         slot.into_iter().for_each(|slot| slot.notify.notify_one());

@@ -274,7 +274,8 @@ impl Node {
     ) -> Result<TimedReply, RedisError> {
         let mut prepared = self.prepare(call, on);
         let refused = match on.connection.send(&prepared, sent_flag).await {
-            Err(error) if call.may_be_read(&error) => error,
+            // Not at first: servers before Redis 7 do not know the read-only form.
+            Err(error) if call.is_read_only && is_forbidden(&error) => error,
             answer => return answer,
         };
         prepared.is_read_only = true;

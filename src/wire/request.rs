@@ -53,6 +53,8 @@ const MAX_LOCKS: usize = 128;
 
 const NOT_SERVED: Value = Value::Int(answers::NOT_SERVED);
 
+const UNKNOWN_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);
+
 /// A call, and what is known of the node that receives it.
 #[derive(Clone, Debug)]
 pub(super) struct PreparedCall {
@@ -178,10 +180,6 @@ fn error_in(answer: &Value) -> Option<RedisError> {
     }
 }
 
-pub(super) fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
 /// Whether one lock of a call may be the reason for this error: a server checks the rights on all
 /// keys before it runs a script.
 fn concerns_one(error: &RedisError) -> bool {
@@ -227,7 +225,7 @@ impl<'a> Batch<'a> {
         for ((call, form), reply) in calls.into_iter().zip(replies) {
             let first = &self.requests[call[0]];
             match reply {
-                Err(error) if is_unknown_script(&error) && form == Form::Sha1 => {
+                Err(error) if form == Form::Sha1 && error.kind() == UNKNOWN_SCRIPT => {
                     // Once is enough for all calls of the script.
                     let sha1 = first.call.script.sha1();
                     let form = if sources.contains(&sha1) { Form::Sha1 } else { Form::Source };

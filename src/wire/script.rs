@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::Value;
 use uuid::Uuid;
 
 use super::answers::TOO_LOW;
@@ -195,12 +195,6 @@ impl Call {
     pub(crate) fn read_only(mut self) -> Call {
         self.is_read_only = true;
         self
-    }
-
-    /// Whether to send the call in its read-only form, after this refusal. Not at first: servers
-    /// before Redis 7 do not know that form.
-    pub(super) fn may_be_read(&self, error: &RedisError) -> bool {
-        self.is_read_only && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
     }
 
     /// A key that says which slot of a cluster the call is for.

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::mailboxes::{Mailbox, Mailboxes, SubscriptionState};
+use super::mailboxes::{Mailboxes, SubscriptionState};
 use super::nodes::Nodes;
 use super::servers::Endpoint;
 use super::subscriber::Subscriber;
@@ -35,7 +35,7 @@ pub(crate) struct WakeupSubscription {
     verified_with: Option<Arc<Nodes>>,
     /// The runtime of the subscribers: a waiter's runtime may end before the client does.
     runtime: Handle,
-    mailboxes: Arc<Mailboxes>,
+    pub(crate) mailboxes: Arc<Mailboxes>,
     tasks: Guarded<Vec<JoinHandle<()>>>,
 }
 
@@ -124,24 +124,9 @@ impl WakeupSubscription {
         matches!(settled, Ok(Ok(states)) if count_in(&states, SubscriptionState::Subscribed) >= majority)
     }
 
-    /// A mailbox for the messages that begin with this id.
-    pub(crate) fn mailbox(&self, id: Uuid) -> Mailbox {
-        Mailbox::new(&self.mailboxes, id)
-    }
-
-    /// Makes the waiter with this id poll.
-    pub(crate) fn notify(&self, id: Uuid) {
-        self.mailboxes.notify(id);
-    }
-
     /// Sets the action for messages that still arrive for this id, for as long as one may.
     pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + Sync + 'static) {
         self.mailboxes.late_notifications.expect(id, Arc::new(answer));
-    }
-
-    /// How many mailboxes there are: none while no attempt waits.
-    pub(crate) fn mailbox_count(&self) -> usize {
-        self.mailboxes.len()
     }
 }
 
