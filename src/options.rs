@@ -96,36 +96,31 @@ impl Options {
 
     /// Sets how long a lease lasts without renewal, and so how long a crashed holder keeps the
     /// lock. From 100 ms to 24 hours; 30 s by default.
-    pub fn ttl(mut self, ttl: Duration) -> Options {
-        self.ttl = ttl;
-        self.mark_set(Field::Ttl)
+    pub fn ttl(self, ttl: Duration) -> Options {
+        Options { ttl, ..self.mark_set(Field::Ttl) }
     }
 
     /// Sets the [`ttl`](Options::ttl) of leases to read, and so how long a crashed reader keeps
     /// writers out; `ttl` by default.
-    pub fn read_ttl(mut self, ttl: Duration) -> Options {
-        self.read_ttl = Some(ttl);
-        self.mark_set(Field::ReadTtl)
+    pub fn read_ttl(self, ttl: Duration) -> Options {
+        Options { read_ttl: Some(ttl), ..self.mark_set(Field::ReadTtl) }
     }
 
     /// Sets the [`ttl`](Options::ttl) of leases to write; `ttl` by default.
-    pub fn write_ttl(mut self, ttl: Duration) -> Options {
-        self.write_ttl = Some(ttl);
-        self.mark_set(Field::WriteTtl)
+    pub fn write_ttl(self, ttl: Duration) -> Options {
+        Options { write_ttl: Some(ttl), ..self.mark_set(Field::WriteTtl) }
     }
 
     /// Sets whether leases are extended while their guards live; [`Renewal::Automatic`] by default.
-    pub fn renewal(mut self, renewal: Renewal) -> Options {
-        self.renewal = renewal;
-        self.mark_set(Field::Renewal)
+    pub fn renewal(self, renewal: Renewal) -> Options {
+        Options { renewal, ..self.mark_set(Field::Renewal) }
     }
 
     /// Sets how long after its grant a lease may last, however often it is renewed; at least the
     /// longest TTL, without limit by default. Without it, a task that hangs with a guard holds the
     /// lock for as long as its process lives.
-    pub fn max_hold(mut self, longest: Duration) -> Options {
-        self.max_hold = Some(longest);
-        self.mark_set(Field::MaxHold)
+    pub fn max_hold(self, longest: Duration) -> Options {
+        Options { max_hold: Some(longest), ..self.mark_set(Field::MaxHold) }
     }
 
     /// Sets for how long a lock stays held from its grant, even if it is released before; up to 24
@@ -156,30 +151,26 @@ impl Options {
     ///   arrival.
     /// - Outlast a majority of restarted nodes, also with the restart guard, if the time is longer
     ///   than the TTL: a node waits for its longest lease only.
-    pub fn hold_at_least(mut self, span: Duration) -> Options {
-        self.hold_at_least = Some(span);
-        self.mark_set(Field::HoldAtLeast)
+    pub fn hold_at_least(self, span: Duration) -> Options {
+        Options { hold_at_least: Some(span), ..self.mark_set(Field::HoldAtLeast) }
     }
 
     /// Sets whether leases have a fencing token; [`Fencing::On`] by default.
-    pub fn fencing(mut self, fencing: Fencing) -> Options {
-        self.fencing = fencing;
-        self.mark_set(Field::Fencing)
+    pub fn fencing(self, fencing: Fencing) -> Options {
+        Options { fencing, ..self.mark_set(Field::Fencing) }
     }
 
     /// Sets where further holds of an owner are counted; [`Nesting::Counted`] by default.
-    pub fn nesting(mut self, nesting: Nesting) -> Options {
-        self.nesting = nesting;
-        self.mark_set(Field::Nesting)
+    pub fn nesting(self, nesting: Nesting) -> Options {
+        Options { nesting, ..self.mark_set(Field::Nesting) }
     }
 
     /// Sets how many holds an owner may have on one re-entrant lock at a time, or on one side of a
     /// read-write lock, from 1 to 1,024; 255 by default. One hold more returns
     /// [`Error::TooDeep`](crate::Error::TooDeep), which stops an endless recursion. If more readers
     /// of one owner wait, the others get it once these are admitted.
-    pub fn max_depth(mut self, holds: u32) -> Options {
-        self.max_depth = holds;
-        self.mark_set(Field::MaxDepth)
+    pub fn max_depth(self, holds: u32) -> Options {
+        Options { max_depth: holds, ..self.mark_set(Field::MaxDepth) }
     }
 
     /// Sets how many readers may hold a read-write lock or be queued for it in Redis, from 1 to
@@ -189,9 +180,8 @@ impl Options {
     ///
     /// Tasks that [share a hold](Options::local_turn) count as one. With a limit of your own they
     /// share only if you set that time too.
-    pub fn max_readers(mut self, readers: u32) -> Options {
-        self.max_readers = readers;
-        self.mark_set(Field::MaxReaders)
+    pub fn max_readers(self, readers: u32) -> Options {
+        Options { max_readers: readers, ..self.mark_set(Field::MaxReaders) }
     }
 
     /// Sets the longest pause between two polls of a waiter: the delay if a message is lost. From
@@ -200,9 +190,8 @@ impl Options {
     /// The first pause is 250 ms, each later one twice as long, up to this limit and to 0.7 of a
     /// claim (2.1 s, or less if the TTL is below 3 s). A client without a subscriber polls every
     /// 100 ms, or at this interval if it is shorter.
-    pub fn poll_cap(mut self, cap: Duration) -> Options {
-        self.poll_cap = cap;
-        self.mark_set(Field::PollCap)
+    pub fn poll_cap(self, cap: Duration) -> Options {
+        Options { poll_cap: cap, ..self.mark_set(Field::PollCap) }
     }
 
     /// Sets the longest time for one request to Redis, and for connecting. From 10 ms to 60 s; 1 s
@@ -213,32 +202,28 @@ impl Options {
     /// waits inside the client while 960 others are in flight on the connection, for as long as the
     /// server replies and the caller waits. It belongs to the connections, so only
     /// [`LocksBuilder::options`](crate::LocksBuilder::options) can set it.
-    pub fn node_timeout(mut self, timeout: Duration) -> Options {
-        self.node_timeout = timeout;
-        self.mark_set(Field::NodeTimeout)
+    pub fn node_timeout(self, timeout: Duration) -> Options {
+        Options { node_timeout: timeout, ..self.mark_set(Field::NodeTimeout) }
     }
 
     /// Sets by which fraction the speeds of this machine's clock and the server's may differ, from
     /// 0 to 0.5; 0.01 by default. A lease of `ttl` is trusted for `ttl * (1 - drift) - 2 ms`.
-    pub fn drift(mut self, part: f64) -> Options {
-        self.drift = part;
-        self.mark_set(Field::Drift)
+    pub fn drift(self, part: f64) -> Options {
+        Options { drift: part, ..self.mark_set(Field::Drift) }
     }
 
     /// Sets the prefix of all keys, at most 128 bytes; `lock:` by default. With the empty prefix a
     /// lock's key is its name. White space in the prefix becomes `_` in the name of the channel for
     /// wake-ups.
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Options {
-        self.prefix = prefix.into();
-        self.mark_set(Field::Prefix)
+    pub fn prefix(self, prefix: impl Into<String>) -> Options {
+        Options { prefix: prefix.into(), ..self.mark_set(Field::Prefix) }
     }
 
     /// Sets how a waiting client learns that a lock is free; [`Wakeups::Push`] by default. It
     /// belongs to the connections, like [`node_timeout`](Options::node_timeout). Untrusted messages
     /// cause at most ten polls per second and waiter, however many are published.
-    pub fn wakeups(mut self, wakeups: Wakeups) -> Options {
-        self.wakeups = wakeups;
-        self.mark_set(Field::Wakeups)
+    pub fn wakeups(self, wakeups: Wakeups) -> Options {
+        Options { wakeups, ..self.mark_set(Field::Wakeups) }
     }
 
     /// Sets whether nodes of a quorum that restart must be admitted again; [`RestartGuard::Off`] by
@@ -247,9 +232,8 @@ impl Options {
     ///
     /// Only a quorum of more than one node can have the guard; otherwise the client is refused with
     /// [`ConfigError::GuardOfOneNode`](crate::ConfigError::GuardOfOneNode).
-    pub fn restart_guard(mut self, guard: RestartGuard) -> Options {
-        self.restart_guard = guard;
-        self.mark_set(Field::RestartGuard)
+    pub fn restart_guard(self, guard: RestartGuard) -> Options {
+        Options { restart_guard: guard, ..self.mark_set(Field::RestartGuard) }
     }
 
     /// Sets how many replicas must confirm a grant before it counts, and how long to wait for them,
@@ -288,9 +272,8 @@ impl Options {
     /// After it expires, the next token starts from the server's clock, which is larger than all
     /// earlier tokens unless that clock was set back. A shorter time saves memory if names are many
     /// and used once; a longer one outlasts larger steps of the clock.
-    pub fn token_ttl(mut self, ttl: Duration) -> Options {
-        self.token_ttl = ttl;
-        self.mark_set(Field::TokenTtl)
+    pub fn token_ttl(self, ttl: Duration) -> Options {
+        Options { token_ttl: ttl, ..self.mark_set(Field::TokenTtl) }
     }
 
     /// Sets how long `lock`, `read` and `write` outlast an outage: they return its error once the
@@ -303,9 +286,8 @@ impl Options {
     ///
     /// **What it does not**: extend `try_lock`, a limit such as that of `lock_timeout`, or a lease
     /// that is held.
-    pub fn outage_limit(mut self, limit: Duration) -> Options {
-        self.outage_limit = Some(limit);
-        self.mark_set(Field::OutageLimit)
+    pub fn outage_limit(self, limit: Duration) -> Options {
+        Options { outage_limit: Some(limit), ..self.mark_set(Field::OutageLimit) }
     }
 
     /// Sets for how long tasks of this client may pass a lock to each other, or read together,
@@ -327,9 +309,8 @@ impl Options {
     /// **What it does not**: pass or share a hold that has an owner, since other processes may
     /// enter it with that owner; nor one with [`Renewal::Never`] or
     /// [`hold_at_least`](Options::hold_at_least).
-    pub fn local_turn(mut self, longest: Duration) -> Options {
-        self.local_turn = longest;
-        self.mark_set(Field::LocalTurn)
+    pub fn local_turn(self, longest: Duration) -> Options {
+        Options { local_turn: longest, ..self.mark_set(Field::LocalTurn) }
     }
 
     /// Makes the server refuse an acquire request that arrives later than this after it was sent;
@@ -344,8 +325,7 @@ impl Options {
     ///
     /// Each acquire costs the server one more command (0.8 µs on Redis 7.0). It relies on the
     /// server's clock, as far as this client has seen it.
-    pub fn grant_within(mut self, span: Duration) -> Options {
-        self.grant_within = Some(span);
-        self.mark_set(Field::GrantWithin)
+    pub fn grant_within(self, span: Duration) -> Options {
+        Options { grant_within: Some(span), ..self.mark_set(Field::GrantWithin) }
     }
 }

@@ -82,40 +82,35 @@ impl LocksBuilder {
 
     /// Sets where a client of a [pool](crate::guide::connecting#pools) subscribes: the pool's
     /// server.
-    pub fn subscriber(mut self, subscriber: impl Into<Source>) -> LocksBuilder {
-        self.subscriber = Some(subscriber.into());
-        self
+    pub fn subscriber(self, subscriber: impl Into<Source>) -> LocksBuilder {
+        LocksBuilder { subscriber: Some(subscriber.into()), ..self }
     }
 
     /// Sets a private CA, a client certificate, or both, for all sources that are URLs. See
     /// [TLS](crate::guide::connecting#tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
-    pub fn tls(mut self, certificates: redis::TlsCertificates) -> LocksBuilder {
-        self.certificates = Some(certificates);
-        self
+    pub fn tls(self, certificates: redis::TlsCertificates) -> LocksBuilder {
+        LocksBuilder { certificates: Some(certificates), ..self }
     }
 
     /// Sets how locks behave. Options that are not set have their defaults.
-    pub fn options(mut self, options: Options) -> LocksBuilder {
-        self.options = options;
-        self
+    pub fn options(self, options: Options) -> LocksBuilder {
+        LocksBuilder { options, ..self }
     }
 
     /// Sets the name of the application, visible in `CLIENT LIST` and in `inspect`. See
     /// [names](crate::guide::connecting#names). 1 to 31 bytes: ASCII letters, digits, `-`, `_` and
     /// `.`.
-    pub fn client_name(mut self, name: impl Into<String>) -> LocksBuilder {
-        self.client_name = Some(name.into());
-        self
+    pub fn client_name(self, name: impl Into<String>) -> LocksBuilder {
+        LocksBuilder { client_name: Some(name.into()), ..self }
     }
 
     /// Sets the name of this instance of the application, such as that of its pod, visible in
     /// `CLIENT LIST` and in `inspect`. See [names](crate::guide::connecting#names). 1 to 63 bytes:
     /// ASCII letters, digits, `-`, `_` and `.`.
-    pub fn label(mut self, label: impl Into<String>) -> LocksBuilder {
-        self.label = Some(label.into());
-        self
+    pub fn label(self, label: impl Into<String>) -> LocksBuilder {
+        LocksBuilder { label: Some(label.into()), ..self }
     }
 
     /// Connects to the server, or to a majority of a quorum. It fails if that does not reply within

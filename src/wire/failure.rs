@@ -122,15 +122,13 @@ impl Failure {
 
     /// The same failure, of a request that had an effect on some nodes, or may have had one when it
     /// was sent before.
-    pub(crate) fn with_effect_if(mut self, may_have_run: bool) -> Failure {
-        self.may_have_run |= may_have_run;
-        self
+    pub(crate) fn with_effect_if(self, may_have_run: bool) -> Failure {
+        Failure { may_have_run: self.may_have_run || may_have_run, ..self }
     }
 
     /// The same failure, for a request that was not sent because of it.
-    pub(crate) fn of_other_request(mut self) -> Failure {
-        self.may_have_run = false;
-        self
+    pub(crate) fn of_other_request(self) -> Failure {
+        Failure { may_have_run: false, ..self }
     }
 
     /// Whether the request may have had an effect, or may have one later.

@@ -145,9 +145,8 @@ impl Call {
     }
 
     /// It needs no key but that of its lock.
-    pub(crate) fn of_one_key(mut self) -> Call {
-        self.has_one_key = true;
-        self
+    pub(crate) fn of_one_key(self) -> Call {
+        Call { has_one_key: true, ..self }
     }
 
     /// The calls of its locks: itself, unless it is for several.
@@ -162,9 +161,8 @@ impl Call {
     }
 
     /// Adds the key of a guarded quorum's node.
-    pub(crate) fn at_node(mut self, key: &str) -> Call {
-        self.node = Some(key.into());
-        self
+    pub(crate) fn at_node(self, key: &str) -> Call {
+        Call { node: Some(key.into()), ..self }
     }
 
     /// Adds a word of the lock.
@@ -180,21 +178,18 @@ impl Call {
     }
 
     /// Sets how many replicas must confirm the write, and how long to wait for them.
-    pub(crate) fn replicated(mut self, replicas: Option<(u32, Duration)>) -> Call {
-        self.replicas = replicas;
-        self
+    pub(crate) fn replicated(self, replicas: Option<(u32, Duration)>) -> Call {
+        Call { replicas, ..self }
     }
 
     /// Marks that the words of the lock have another meaning than one for each lock.
-    pub(crate) fn alone(mut self) -> Call {
-        self.may_combine = false;
-        self
+    pub(crate) fn alone(self) -> Call {
+        Call { may_combine: false, ..self }
     }
 
     /// Marks that the script writes nothing: the right to read suffices for it.
-    pub(crate) fn read_only(mut self) -> Call {
-        self.is_read_only = true;
-        self
+    pub(crate) fn read_only(self) -> Call {
+        Call { is_read_only: true, ..self }
     }
 
     /// A key that says which slot of a cluster the call is for.
