@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Unexpected, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -115,11 +114,6 @@ macro_rules! stored_as_they_are {
 
 stored_as_they_are! { u32 f64 String Renewal Fencing Nesting Wakeups RestartGuard }
 
-/// Deserializes an option that is present: it counts as set, even if it is `null`.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
-}
-
 /// Everything that must know all options: defaults, which are set, where the others come from, and
 /// files.
 macro_rules! options {
@@ -161,31 +155,26 @@ macro_rules! options {
                         f.write_str("options by their names")
                     }
 
-                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Options, A::Error> {
-                        Partial::deserialize(MapAccessDeserializer::new(map)).map(Options::from)
+                    /// An option that is present counts as set, even if it is `null`.
+                    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Options, A::Error> {
+                        let mut options = Options::new();
+                        while let Some(name) = map.next_key::<String>()? {
+                            match name.as_str() {
+                                $(stringify!($option) if options.set_fields.has(Field::$field) => {
+                                    return Err(de::Error::duplicate_field(stringify!($option)));
+                                }
+                                stringify!($option) => {
+                                    options.$option = <$value>::from_file(map.next_value()?);
+                                    options = options.mark_set(Field::$field);
+                                })+
+                                _ => return Err(de::Error::unknown_field(&name, &[$(stringify!($option)),+])),
+                            }
+                        }
+                        Ok(options)
                     }
                 }
 
                 from.deserialize_map(ByName)
-            }
-        }
-
-        /// Options as they are deserialized: each may be missing.
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Partial {
-            $(#[serde(default, deserialize_with = "given")]
-            $option: Option<<$value as Setting>::InFile>,)+
-        }
-
-        impl From<Partial> for Options {
-            fn from(partial: Partial) -> Options {
-                let mut options = Options::new();
-                $(if let Some(value) = partial.$option {
-                    options.$option = <$value>::from_file(value);
-                    options = options.mark_set(Field::$field);
-                })+
-                options
             }
         }
 
