@@ -16,7 +16,7 @@ use crate::name::Name;
 use crate::options::{Nesting, Options, Renewal};
 use crate::owner::Owner;
 use crate::traces::{Acquiring, event};
-use crate::wire::{Failure, Vote, WaitFor};
+use crate::wire::{Ability, Failure, Vote, WaitFor};
 
 /// How many tokens an attempt reserves at most: the scripts allow no more.
 const MAX_TOKENS: u32 = 1_000;
@@ -54,12 +54,13 @@ impl LockRequest {
 
     /// Since when its nodes have failed and how, as far as that matters to this request.
     pub(super) fn outage(&self) -> Option<(Moment, Failure)> {
-        self.client.nodes.outage(&self.name, self.options.wants_replicas().map_or(0, |(count, _)| count))
+        let replicas = self.options.wants_replicas().map_or(0, |(count, _)| count);
+        self.client.nodes.outage(&self.name, Ability::Replicate(replicas))
     }
 
     /// The same, of nodes that do not reply.
     pub(super) fn silence(&self) -> Option<(Moment, Failure)> {
-        self.client.nodes.silence(&self.name)
+        self.client.nodes.outage(&self.name, Ability::Reply)
     }
 
     /// The longest pause between two polls. Clients differ by up to a sixteenth, so that they do

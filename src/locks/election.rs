@@ -87,26 +87,17 @@ impl Locks {
                 }
                 Err(error) => error,
             };
-            if !self.may_compete_after(&error) {
+            // With an outage limit, `lock` has outlasted what it may by the time it fails.
+            let is_lost = matches!(error, Error::Lost { .. });
+            if !is_lost && (self.options.outage_limit.is_some() || !error.is_transient()) {
                 return Err(error.into());
             }
-            self.rest(pause).await;
+            // At random: all candidates notice an outage, and its end, at the same time.
+            let random = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0;
+            let rest = pause.mul_f64(0.5 + random / 2.0);
+            // `None`: the client's runtime has ended, as the next try finds out.
+            let _rested = self.client.with_runtime(pin!(async { sleep(rest).await })).await;
             pause = (2 * pause).min(PAUSES.1);
         }
-    }
-
-    /// With an outage limit, `lock` has outlasted what it may by the time it fails.
-    fn may_compete_after(&self, error: &Error) -> bool {
-        let is_lost = matches!(error, Error::Lost { .. });
-        is_lost || self.options.outage_limit.is_none() && error.is_transient()
-    }
-
-    /// Pauses for half of this time or more, at random: all candidates notice an outage, and its
-    /// end, at the same time.
-    async fn rest(&self, longest: Duration) {
-        let random = f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0;
-        let pause = longest.mul_f64(0.5 + random / 2.0);
-        // `None`: the client's runtime has ended, as the next try finds out.
-        let _rested = self.client.with_runtime(pin!(async { sleep(pause).await })).await;
     }
 }

@@ -4,7 +4,7 @@
 /// once a request shows it: a full server still releases, and a busy lock of a server that refuses
 /// writes is still found busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Ability {
+pub(crate) enum Ability {
     /// It replies, and runs scripts.
     Reply,
     Write,

@@ -28,6 +28,7 @@ mod votes;
 mod wake_message;
 mod wakeups;
 
+pub(crate) use ability::Ability;
 pub(crate) use asking::WaitFor;
 pub(crate) use failure::{Failure, NodeReply};
 pub(crate) use handshake::Membership;

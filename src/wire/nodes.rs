@@ -65,18 +65,9 @@ impl Nodes {
         self.all.iter().any(|node| node.is_cluster())
     }
 
-    /// Since when more nodes have failed than a decision about this lock allows, and with which
-    /// failure. Missing replicas count only if the request requires them.
-    pub(crate) fn outage(&self, lock: &Name, replicas: u32) -> Option<(Moment, Failure)> {
-        self.failing(lock, Ability::Replicate(replicas))
-    }
-
-    /// The same, of nodes that do not reply.
-    pub(crate) fn silence(&self, lock: &Name) -> Option<(Moment, Failure)> {
-        self.failing(lock, Ability::Reply)
-    }
-
-    fn failing(&self, lock: &Name, needed: Ability) -> Option<(Moment, Failure)> {
+    /// Since when more nodes have failed to do this than a decision about the lock allows, and with
+    /// which failure.
+    pub(crate) fn outage(&self, lock: &Name, needed: Ability) -> Option<(Moment, Failure)> {
         let key = Some(lock.key());
         if self.deployment.decides_alone() {
             return self.node(0).outage(key, needed);

@@ -107,21 +107,14 @@ impl WakeupSubscription {
             }
         }
         let mut states = self.mailboxes.states.subscribe();
-        let count_in =
-            |states: &Vec<SubscriptionState>, state| states.iter().filter(|other| **other == state).count();
         let majority = self.mailboxes.majority;
-        let settled = timeout(
-            limit,
-            states.wait_for(|states| {
-                count_in(states, SubscriptionState::Subscribed) >= majority
-                    || states.len()
-                        - count_in(states, SubscriptionState::Failed)
-                        - count_in(states, SubscriptionState::Elsewhere)
-                        < majority
-            }),
-        )
-        .await;
-        matches!(settled, Ok(Ok(states)) if count_in(&states, SubscriptionState::Subscribed) >= majority)
+        let is_settled = |states: &Vec<SubscriptionState>| {
+            let count = |state| states.iter().filter(|other| **other == state).count();
+            let subscribed = count(SubscriptionState::Subscribed);
+            subscribed >= majority || subscribed + count(SubscriptionState::Connecting) < majority
+        };
+        drop(timeout(limit, states.wait_for(is_settled)).await);
+        self.subscription().is_some()
     }
 
     /// Sets the action for messages that still arrive for this id, for as long as one may.
