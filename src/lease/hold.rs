@@ -135,10 +135,9 @@ impl Hold {
         verb: &'static str,
         kind: &'static Kind,
         options: Arc<Options>,
-        operation: Operation,
     ) -> Result<Hold, Error> {
-        let hold = self.into_sole(operation)?;
-        hold.convert(verb, kind, options, operation).await.map(Hold::new)
+        let hold = self.into_sole(Operation::Downgrade)?;
+        hold.convert(verb, kind, options).await.map(Hold::new)
     }
 }
 

@@ -228,11 +228,10 @@ impl OwnedLease {
         verb: &'static str,
         kind: &'static Kind,
         options: Arc<Options>,
-        operation: Operation,
     ) -> Result<OwnedLease, Error> {
         let client = Arc::clone(&self.guard.client);
-        let context = client.context(operation, self.lease.name());
-        let converted = pin!(self.try_convert(verb, kind, options, operation));
+        let context = client.context(Operation::Downgrade, self.lease.name());
+        let converted = pin!(self.try_convert(verb, kind, options));
         client.with_runtime(converted).await.unwrap_or(Err(Error::RuntimeEnded { context }))
     }
 
@@ -241,11 +240,10 @@ impl OwnedLease {
         verb: &'static str,
         kind: &'static Kind,
         options: Arc<Options>,
-        operation: Operation,
     ) -> Result<OwnedLease, Error> {
         self.cohort.take().into_iter().for_each(|cohort| cohort.end());
         let (client, lease) = (Arc::clone(&self.guard.client), self.lease.clone());
-        let context = client.context(operation, lease.name());
+        let context = client.context(Operation::Downgrade, lease.name());
         let lost = || lease.lost_error(context.clone());
         let closed = || Error::Closed { context: context.clone() };
         let error = |failure: Failure| client.error(failure, context.clone());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::READ;
-use crate::error::{Error, Operation};
+use crate::error::Error;
 use crate::lease::{Hold, Lease};
 use crate::options::Options;
 use crate::owner::Owner;
@@ -111,7 +111,7 @@ impl RwLockWriteGuard {
     /// Cancel safe: after a drop, the hold is released in the background, converted or not.
     pub async fn downgrade(self) -> Result<RwLockReadGuard, Error> {
         let RwLockWriteGuard { hold, read_options } = self;
-        let hold = hold.convert("rwlock/downgrade", &READ, read_options, Operation::Downgrade).await?;
+        let hold = hold.convert("rwlock/downgrade", &READ, read_options).await?;
         Ok(RwLockReadGuard { hold })
     }
 
