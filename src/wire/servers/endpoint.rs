@@ -38,23 +38,15 @@ pub(crate) enum Endpoint {
 impl Endpoint {
     /// Connects, and sets `name` in `CLIENT LIST` if there is one. Must be called on the client's
     /// runtime. The caller ends it after `limit`.
-    pub(super) async fn connect(
-        &self,
-        limit: Duration,
-        name: Option<&str>,
-    ) -> Result<Connection, RedisError> {
+    async fn connect(&self, limit: Duration, name: Option<&str>) -> Result<Connection, RedisError> {
         let connection = match self {
-            Endpoint::Server(client) => connect(client, &unlimited(limit)).await?,
+            Endpoint::Server(_) | Endpoint::Sentinel(_) => {
+                connect(&self.client().await?, &unlimited(limit)).await?
+            }
             #[cfg(feature = "pool")]
             Endpoint::Pool(pool) => {
                 let mut connection = deadpool::managed::Manager::create(pool.manager()).await?;
                 connection.set_response_timeout(UNLIMITED); // its default cannot be removed
-                connection
-            }
-            Endpoint::Sentinel(sentinel) => {
-                let master = sentinel.master().await?;
-                let connection = connect(&master, &unlimited(limit)).await?;
-                sentinel.record_master(&master);
                 connection
             }
             Endpoint::Cluster(seeds) => {
@@ -77,18 +69,17 @@ impl Endpoint {
         has_second: bool,
         name: Option<&str>,
     ) -> Result<(Connection, Option<Connection>), RedisError> {
-        if !has_second {
-            return Ok((self.connect(limit, name).await?, None));
-        }
         let server = match self {
             Endpoint::Sentinel(sentinel) => Endpoint::Server(sentinel.master().await?),
             server => (*server).clone(),
         };
-        let (one, second) = tokio::try_join!(server.connect(limit, name), server.connect(limit, name))?;
+        let one = server.connect(limit, name);
+        let two = async { if has_second { server.connect(limit, name).await.map(Some) } else { Ok(None) } };
+        let connected = tokio::try_join!(one, two)?;
         if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (self, &server) {
             sentinel.record_master(master);
         }
-        Ok((one, Some(second)))
+        Ok(connected)
     }
 
     /// The server's reason for the failure of a new connection, if it gives one.
