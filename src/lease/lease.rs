@@ -53,7 +53,7 @@ pub struct Lease(pub(super) Arc<LeaseInner>);
 pub(super) struct LeaseInner {
     attempt: Arc<Attempt>,
     caller: Caller,
-    /// Its place among the keeper's holds. Read and written under the schedule's lock.
+    /// Its place among the keeper's leases. Read and written under the schedule's lock.
     place: AtomicUsize,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
@@ -366,7 +366,7 @@ impl Lease {
         &self.0.attempt
     }
 
-    /// Its place among the keeper's holds, if it was ever there.
+    /// Its place among the keeper's leases, if it was ever there.
     pub(super) fn place(&self) -> usize {
         self.0.place.load(Ordering::Relaxed)
     }
