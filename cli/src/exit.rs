@@ -1,10 +1,11 @@
-//! [`Failure`]: why a command failed, with its exit code. Everything that goes to stderr.
+//! [`Exit`]: how this program ends. [`Failure`]: why a command failed, with its exit code. What
+//! goes to stderr and stdout.
 
 use std::borrow::Cow;
 use std::error::Error as _;
 use std::io::{self, Write as _};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{ExitCode, ExitStatus};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitCode, ExitStatus};
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -35,17 +36,43 @@ const REFUSED: u8 = 77;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 /// Plus the number of the signal.
-pub(crate) const SIGNALED: u8 = 128;
+const SIGNALED: u8 = 128;
 
-/// The exit code if this signal ended the program.
-pub(crate) fn interrupted(signal: Signal) -> u8 {
-    SIGNALED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
+/// How this program ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Exit {
+    Code(u8),
+    /// This signal has ended the command, or the wait for its lock.
+    Signal(i32),
 }
 
-/// The exit code for a command that ended so.
-pub(crate) fn code_of(status: ExitStatus) -> u8 {
-    let signaled = || SIGNALED.saturating_add(u8::try_from(status.signal().unwrap_or(0)).unwrap_or(0));
-    status.code().map_or_else(signaled, |code| u8::try_from(code).unwrap_or(u8::MAX))
+impl Exit {
+    pub(crate) fn by(signal: Signal) -> Exit {
+        Exit::Signal(signal.as_raw())
+    }
+
+    /// As a command ended.
+    pub(crate) fn of(status: ExitStatus) -> Exit {
+        let code = |code: i32| Exit::Code(u8::try_from(code).unwrap_or(u8::MAX));
+        status.code().map_or_else(|| Exit::Signal(status.signal().unwrap_or(0)), code)
+    }
+
+    /// A shell shows both ends as 130. But bash goes on with its script after an exit with 130, and
+    /// ends it if Ctrl-C has ended the program: <https://www.cons.org/cracauer/sigint.html>. A
+    /// handler of the signal stays until another program is executed; the shell exits where the
+    /// signal is ignored.
+    pub(crate) fn now(self) -> ExitCode {
+        match self {
+            Exit::Code(code) => ExitCode::from(code),
+            Exit::Signal(signal) => {
+                if signal == Signal::INT.as_raw() {
+                    // Returns only if there is no shell.
+                    let _no_shell = Command::new("/bin/sh").args(["-c", "kill -s INT $$; exit 130"]).exec();
+                }
+                ExitCode::from(SIGNALED.saturating_add(u8::try_from(signal).unwrap_or(0)))
+            }
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -37,7 +37,7 @@ use std::{io, panic};
 use clap::{Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
-use exit::{Failure, say};
+use exit::{Exit, Failure, say};
 use servers::ServerArgs;
 
 /// Locks on Redis and Valkey for shell scripts and operators.
@@ -81,11 +81,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(arguments: Arguments) -> Result<u8, Failure> {
+fn execute(arguments: Arguments) -> Result<Exit, Failure> {
     let runtime = runtime().map_err(Failure::os("start the runtime"))?;
     let outcome = runtime.block_on(async {
-        match arguments.command {
-            Command::Run(run) => run.execute(&arguments.servers).await,
+        let code = match arguments.command {
+            Command::Run(run) => return run.execute(&arguments.servers).await,
             Command::Inspect(inspect) => inspect.execute(&arguments.servers).await,
             Command::List(list) => list.execute(&arguments.servers).await,
             Command::Watch(watch) => watch.execute(&arguments.servers).await,
@@ -96,7 +96,8 @@ fn execute(arguments: Arguments) -> Result<u8, Failure> {
             Command::Bench(bench) => bench.execute(&arguments.servers).await,
             Command::Completions(completions) => completions.execute::<Arguments>(),
             Command::Man(man) => man.execute::<Arguments>(),
-        }
+        };
+        code.map(Exit::Code)
     });
     // A name lookup that hangs must not keep the program alive.
     runtime.shutdown_background();
@@ -114,9 +115,9 @@ fn runtime() -> io::Result<Runtime> {
     built.unwrap_or_else(|_| Err(io::Error::other("too few processes or open files are allowed (ulimit)")))
 }
 
-fn conclude(outcome: Result<u8, Failure>) -> ExitCode {
+fn conclude(outcome: Result<Exit, Failure>) -> ExitCode {
     match outcome {
-        Ok(code) => ExitCode::from(code),
+        Ok(exit) => exit.now(),
         Err(failure) => {
             if !matches!(failure, Failure::Unread) {
                 say(&failure.text());

@@ -8,7 +8,7 @@ use redlatch::{Error, Locks, LocksBuilder, Owner};
 
 use crate::cgroup::Cgroup;
 use crate::deadline::{Grace, Limits};
-use crate::exit::{Failure, LOST, interrupted, say};
+use crate::exit::{Exit, Failure, LOST, say};
 use crate::gate;
 use crate::lock_args::{Guard, LockArgs};
 use crate::messages;
@@ -87,7 +87,7 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
+    pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<Exit, Failure> {
         let start = Instant::now();
         if self.command.first().is_some_and(|word| word == "--") {
             let text = "`--` may stand once, between the name of the lock and the command";
@@ -113,13 +113,13 @@ impl RunArgs {
         // From here on, a signal does not end this process.
         let mut signals = Signals::new().map_err(Failure::os("handle signals"))?;
         messages::start().map_err(Failure::os("start a thread"))?;
-        let code = self.lock_and_hold(builder, &owner, grace, start, &mut signals).await;
-        let code = code.unwrap_or_else(|failure| {
+        let exit = self.lock_and_hold(builder, &owner, grace, start, &mut signals).await;
+        let exit = exit.unwrap_or_else(|failure| {
             say(&failure.text());
-            failure.code()
+            Exit::Code(failure.code())
         });
         messages::written(&mut signals).await;
-        Ok(code)
+        Ok(exit)
     }
 
     /// Acquires the lock, and runs the command under it.
@@ -130,16 +130,16 @@ impl RunArgs {
         grace: Grace,
         start: Instant,
         signals: &mut Signals,
-    ) -> Result<u8, Failure> {
+    ) -> Result<Exit, Failure> {
         if let Some(name) = self.command.first()
             && let Err(error) = gate::find(name)
         {
             let is_command = gate::find(self.name.as_ref()).is_ok() || Path::new(&self.name).is_file();
-            return Ok(gate::refuse(name, &error, is_command.then_some(&self.name)));
+            return Ok(Exit::Code(gate::refuse(name, &error, is_command.then_some(&self.name))));
         }
         let locks = tokio::select! {
             biased;
-            signal = wait::interruption(signals) => return Ok(interrupted(signal)),
+            signal = wait::interruption(signals) => return Ok(Exit::by(signal)),
             connected = self.wait.connect(builder) => match connected {
                 Ok(locks) => locks,
                 Err(failure) => return Ok(self.give_up(&failure)),
@@ -147,42 +147,41 @@ impl RunArgs {
         };
         let acquired = tokio::select! {
             biased;
-            signal = wait::interruption(signals) => Err(interrupted(signal)),
+            signal = wait::interruption(signals) => Err(Exit::by(signal)),
             acquired = self.wait.acquire(&self.lock, &locks, &self.name, owner, start) => match acquired {
                 Ok(guard) => Ok(guard),
                 Err(failure) => return Ok(self.give_up(&failure)),
             },
         };
         let mut patience = CLOSE;
-        let code = match acquired {
+        let exit = match acquired {
             Ok(Some(guard)) => {
                 let mut cgroup = None;
-                let code = self.hold(guard, owner, grace, signals, &mut patience, &mut cgroup).await;
+                let exit = self.hold(guard, owner, grace, signals, &mut patience, &mut cgroup).await;
                 // After the release, so that the next holder does not wait for it.
                 cgroup.inspect(Cgroup::remove);
-                code
+                exit
             }
             Ok(None) => tokio::select! {
                 biased;
                 // The server may be silent.
-                signal = wait::interruption(signals) => Ok(interrupted(signal)),
-                () = self.wait.report_conflict(&self.lock, &locks, &self.name) => Ok(self.conflict_exit_code),
+                signal = wait::interruption(signals) => Ok(Exit::by(signal)),
+                () = self.wait.report_conflict(&self.lock, &locks, &self.name) => Ok(Exit::Code(self.conflict_exit_code)),
             },
-            Err(code) => Ok(code),
+            Err(exit) => Ok(exit),
         };
         tokio::select! {
             biased;
             () = close(&locks, patience) => {}
             _ = signals.forwarded() => close(&locks, CLOSE).await,
         }
-        code
+        exit
     }
 
-    /// Says why nothing is started: messages of several jobs may arrive in one mailbox. Returns the
-    /// exit code.
-    fn give_up(&self, failure: &Failure) -> u8 {
+    /// Says why nothing is started: messages of several jobs may arrive in one mailbox.
+    fn give_up(&self, failure: &Failure) -> Exit {
         say(&format!("{}; lock {:?}: nothing is started", failure.text(), self.name));
-        failure.code()
+        Exit::Code(failure.code())
     }
 
     /// Runs the command under the guard, and releases it. If that fails, `patience` is how long it
@@ -195,7 +194,7 @@ impl RunArgs {
         signals: &mut Signals,
         patience: &mut Duration,
         cgroup: &mut Option<Cgroup>,
-    ) -> Result<u8, Failure> {
+    ) -> Result<Exit, Failure> {
         let lease = guard.lease();
         let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
         let variables =
@@ -203,10 +202,10 @@ impl RunArgs {
         let limits =
             Limits { grace, ttl: self.ttl, max_hold: self.max_hold, allows_daemons: self.allow_daemons };
         let ended = supervise::run(&self.command, &variables, lease, limits, signals, cgroup).await;
-        let Some(code) = ended.transpose() else {
+        let Some(exit) = ended.transpose() else {
             // Released in the background, if a server answers: the lease ends soon anyway.
             drop(guard);
-            return Ok(LOST);
+            return Ok(Exit::Code(LOST));
         };
         // It is the release that keeps the lock held: without it, the lease ends before that.
         let left = if self.hold_at_least.is_zero() { Duration::ZERO } else { self.ttl };
@@ -217,22 +216,22 @@ impl RunArgs {
             // The server may be silent. `close` says so if the release is not confirmed either.
             _ = signals.forwarded() => match tokio::time::timeout(CLOSE, release).await {
                 Ok(released) => released,
-                Err(_) => return code,
+                Err(_) => return exit,
             },
         };
         match released {
-            Ok(()) => code,
+            Ok(()) => exit,
             Err(error @ (Error::Lost { .. } | Error::NotHeld { .. })) => {
                 say(&Failure::from(error).text());
                 let name = &self.name;
                 say(&format!("lock {name:?}: lost before the command ended: another holder may have had it"));
-                code.map(|_| LOST)
+                exit.map(|_| Exit::Code(LOST))
             }
             Err(error) => {
                 *patience = CLOSE.max(left);
                 // The command has succeeded or failed by itself, and its exit code says which.
                 say(&Failure::from(error).text());
-                code
+                exit
             }
         }
     }

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_current_process_group};
 use crate::cgroup::Cgroup;
 use crate::child_state::{ChildState, state_of};
 use crate::deadline::{Deadline, Grace, Limits};
-use crate::exit::{Failure, code_of, interrupted, say};
+use crate::exit::{Exit, Failure, say};
 use crate::foreground::Foreground;
 use crate::gate::{self, Gate};
 use crate::proc;
@@ -36,7 +36,7 @@ pub(crate) async fn run(
     limits: Limits,
     signals: &mut Signals,
     cgroup: &mut Option<Cgroup>,
-) -> Result<Option<u8>, Failure> {
+) -> Result<Option<Exit>, Failure> {
     let Limits { grace, ttl, max_hold, .. } = limits;
     let name = lease.name().to_string();
     let longest_until = max_hold.and_then(|longest| Instant::now().checked_add(longest));
@@ -44,7 +44,7 @@ pub(crate) async fn run(
     let children = proc::children();
     let mut watchdog = tokio::select! {
         biased;
-        signal = signals.forwarded() => return Ok(Some(interrupted(signal))),
+        signal = signals.forwarded() => return Ok(Some(Exit::by(signal))),
         started = Watchdog::start(grace, &name) => started.map_err(Failure::os("start the watchdog"))?,
     };
     let id = processes::new_id();
@@ -89,7 +89,7 @@ pub(crate) async fn run(
     };
     let before = tokio::select! {
         biased;
-        signal = signals.forwarded() => Some(Some(interrupted(signal))),
+        signal = signals.forwarded() => Some(Some(Exit::by(signal))),
         () = std::future::ready(()) => lease.end().map(|end| {
             say(&format!("lock {:?}: its lease {}: nothing is started", command.name, reason(end)));
             None
@@ -151,7 +151,7 @@ impl Command {
         ttl: Duration,
         signals: &mut Signals,
         cgroup: &mut Option<Cgroup>,
-    ) -> io::Result<Option<u8>> {
+    ) -> io::Result<Option<Exit>> {
         if let Err(error) = self.supervise(lease, ttl, signals).await {
             self.give_up(cgroup).await;
             return Err(error);
@@ -353,7 +353,7 @@ impl Command {
     }
 
     /// Reaps the command, and kills what is left of it if the lock was lost.
-    async fn conclude(mut self, cgroup: &mut Option<Cgroup>) -> io::Result<Option<u8>> {
+    async fn conclude(mut self, cgroup: &mut Option<Cgroup>) -> io::Result<Option<Exit>> {
         let mut is_lost = self.kill_at.is_some();
         if is_lost {
             self.processes.kill();
@@ -378,7 +378,7 @@ impl Command {
             // Ctrl-C reached the command alone. A script that called this program is to end too.
             let _ = kill_current_process_group(signal);
         }
-        Ok((!is_lost).then(|| code_of(status)))
+        Ok((!is_lost).then(|| Exit::of(status)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The program as a process, and its output.
 
-use std::process::Stdio;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -66,11 +67,7 @@ pub async fn output(mut command: Command, stdin: &str) -> Output {
     let output = soon("the program ends", child.wait_with_output()).await.unwrap();
     written.await.unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Output {
-        code: output.status.code().expect("no signal ended it"),
-        stdout: text(output.stdout),
-        stderr: text(output.stderr),
-    }
+    Output { code: code_of(output.status), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 pub async fn run_on(server: &Server, words: &[&str]) -> Output {
@@ -126,11 +123,17 @@ impl RunningProgram {
             soon("the end of stderr", pipe.read_to_string(&mut stderr)).await.unwrap();
         }
         let status = soon("the program ends", self.child.wait()).await.unwrap();
-        Output { code: status.code().expect("no signal ended it"), stdout, stderr }
+        Output { code: code_of(status), stdout, stderr }
     }
 }
 
 /// A process id that a command has printed.
+/// As a shell shows it. Of all signals only SIGINT ends the program as it ends its command.
+fn code_of(status: ExitStatus) -> i32 {
+    let interrupted = || status.signal().filter(|signal| *signal == Signal::INT.as_raw());
+    status.code().or_else(|| interrupted().map(|signal| 128 + signal)).expect("no other signal ended it")
+}
+
 pub fn pid(line: &str) -> Pid {
     Pid::from_raw(line.trim().parse().unwrap()).unwrap()
 }

@@ -259,6 +259,28 @@ async fn suspend_key_without_a_shell_does_not_stop_the_command() {
     }
     terminal.press("\u{3}");
     let (code, screen) = terminal.end().await;
-    assert_eq!(code, Some(128 + 2), "{screen}");
+    assert_eq!(code, None, "the same signal ended it: {screen}");
+    crate::program::is_held(&server, "job", false).await;
+}
+
+/// bash goes on after a program that exits with 130: only one that SIGINT has ended ends a script.
+/// <https://www.cons.org/cracauer/sigint.html>
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupt_key_ends_a_bash_script() {
+    let server = Server::start().await;
+    let command = format!("{REDLATCH} run job -- sh -c 'echo holds; sleep 600'; echo went-on");
+    let mut terminal = Terminal::start(&["bash", "-c", &command], &server);
+    terminal.shows("holds").await;
+    let waits = format!("{REDLATCH} run job -- true; echo went-on");
+    let mut waiting = Terminal::start(&["bash", "-c", &waits], &server);
+    eventually("it waits", || async { server.waiters("{lock:job}:waiters").await == 1 }).await;
+    for terminal in [&mut waiting, &mut terminal] {
+        terminal.press("\u{3}");
+    }
+    for terminal in [waiting, terminal] {
+        let (code, screen) = terminal.end().await;
+        assert_eq!(code, None, "a signal ended it: {screen}");
+        assert!(!screen.contains("went-on"), "{screen}");
+    }
     crate::program::is_held(&server, "job", false).await;
 }
