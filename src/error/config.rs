@@ -44,13 +44,20 @@ pub enum ConfigError {
         /// The largest allowed value.
         most: Duration,
     },
-    /// [`max_hold`](crate::Options::max_hold) is shorter than a TTL.
-    #[error("max_hold is {}; it must be at least the longest TTL, {}", span(*longest), span(*ttl))]
-    ShortHold {
-        /// The longest hold.
-        longest: Duration,
-        /// The longest TTL.
-        ttl: Duration,
+    /// A duration is longer than another option allows: a TTL or
+    /// [`hold_at_least`](crate::Options::hold_at_least) than
+    /// [`max_hold`](crate::Options::max_hold), or the wait for replicas than
+    /// [`node_timeout`](crate::Options::node_timeout).
+    #[error("{option} is {}; it must be at most {limit}, {}", span(*value), span(*most))]
+    Longer {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: Duration,
+        /// The option that limits it.
+        limit: &'static str,
+        /// The value of that option.
+        most: Duration,
     },
     /// The drift is out of its bounds.
     #[error("drift is {drift}; it must be from 0 to 0.5")]

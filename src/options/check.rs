@@ -31,34 +31,39 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (shortest, longest) = (Duration::from_millis(100), Duration::from_secs(24 * 3600));
-        let replica_timeout = if self.replicas > 0 {
-            self.replica_timeout
-        } else {
-            self.replica_timeout.min(self.node_timeout)
-        };
-        let longest_hold = self.max_hold.unwrap_or(longest).min(longest);
+        let (read_ttl, write_ttl) = (self.read_ttl.unwrap_or(self.ttl), self.write_ttl.unwrap_or(self.ttl));
+        let hold_at_least = self.hold_at_least.unwrap_or_default();
         let spans = [
             ("ttl", self.ttl, shortest, longest),
-            ("read_ttl", self.read_ttl.unwrap_or(self.ttl), shortest, longest),
-            ("write_ttl", self.write_ttl.unwrap_or(self.ttl), shortest, longest),
+            ("read_ttl", read_ttl, shortest, longest),
+            ("write_ttl", write_ttl, shortest, longest),
             ("poll_cap", self.poll_cap, Duration::from_millis(10), Duration::from_secs(10)),
             ("node_timeout", self.node_timeout, Duration::from_millis(10), Duration::from_secs(60)),
             ("token_ttl", self.token_ttl, Duration::from_secs(1), longest),
             ("grant_within", self.grant_within.unwrap_or(longest), shortest, longest),
             ("outage_limit", self.outage_limit.unwrap_or(longest), Duration::ZERO, longest),
             ("local_turn", self.local_turn, Duration::ZERO, Duration::from_secs(10)),
-            ("hold_at_least", self.hold_at_least.unwrap_or_default(), Duration::ZERO, longest_hold),
-            ("replica_timeout", replica_timeout, Duration::from_millis(1), self.node_timeout),
+            ("hold_at_least", hold_at_least, Duration::ZERO, longest),
+            ("replica_timeout", self.replica_timeout, Duration::from_millis(1), longest),
         ];
         for (option, value, least, most) in spans {
             if value < least || value > most {
                 return Err(ConfigError::Span { option, value, least, most });
             }
         }
-        if let Some(longest) = self.max_hold
-            && longest < self.longest_ttl()
-        {
-            return Err(ConfigError::ShortHold { longest, ttl: self.longest_ttl() });
+        let max_hold = ("max_hold", self.max_hold);
+        let node_timeout = ("node_timeout", (self.replicas > 0).then_some(self.node_timeout));
+        let limits = [
+            ("ttl", self.ttl, max_hold),
+            ("read_ttl", read_ttl, max_hold),
+            ("write_ttl", write_ttl, max_hold),
+            ("hold_at_least", hold_at_least, max_hold),
+            ("replica_timeout", self.replica_timeout, node_timeout),
+        ];
+        for (option, value, (limit, most)) in limits {
+            if let Some(most) = most.filter(|most| value > *most) {
+                return Err(ConfigError::Longer { option, value, limit, most });
+            }
         }
         if !(0.0..=0.5).contains(&self.drift) {
             return Err(ConfigError::Drift { drift: self.drift });

@@ -63,7 +63,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "write-ttl-unchecked",
         edits: &[Edit {
             file: "src/options/check.rs",
-            from: "            (\"write_ttl\", self.write_ttl.unwrap_or(self.ttl), shortest, longest),\n",
+            from: "            (\"write_ttl\", write_ttl, shortest, longest),\n",
             to: "",
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
@@ -72,8 +72,8 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "max-hold-compared-with-ttl-only",
         edits: &[Edit {
             file: "src/options/check.rs",
-            from: "            && longest < self.longest_ttl()\n",
-            to: "            && longest < self.ttl\n",
+            from: "            (\"write_ttl\", write_ttl, max_hold),\n",
+            to: "",
         }],
         test: "options::options_out_of_bounds_are_refused_before_connecting",
     },
