@@ -1,9 +1,10 @@
 //! What ends an outage: a request that shows that those which failed would work now.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex as Guarded};
 use std::time::Duration;
 
-use redlatch::{Context, Error, Event, Events, Fencing, Locks, Options, Wakeups};
+use redlatch::{Context, Error, Event, Events, Fencing, Locks, Mutex, Options, Wakeups};
+use tokio::task::JoinSet;
 
 use crate::cluster::{open, tag_at};
 use crate::support::failover::{KINDS, NODE_TIMEOUT};
@@ -11,7 +12,7 @@ use crate::support::{Deployment, Proxy, Server, Topology, eventually, soon, ttl}
 
 /// What a stream of events has reported so far. A task reads it: one that nobody reads misses some.
 #[derive(Clone)]
-struct Reported(Arc<Mutex<(usize, usize, Vec<String>)>>);
+struct Reported(Arc<Guarded<(usize, usize, Vec<String>)>>);
 
 impl Reported {
     fn by(mut events: Events) -> Reported {
@@ -51,6 +52,23 @@ impl Reported {
     }
 }
 
+/// Tasks of one client have their turns without a request for each.
+async fn is_passed_on(lock: &Mutex, server: &Server) {
+    let before = server.scripts_run().await;
+    let mut passing = JoinSet::new();
+    for _ in 0..64 {
+        let lock = lock.clone();
+        passing.spawn(async move {
+            for _ in 0..20 {
+                lock.lock().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    soon("all have had their turns", passing.join_all()).await;
+    let scripts = server.scripts_run().await - before;
+    assert!(scripts < 64 * 20, "{scripts} scripts for {} turns", 64 * 20);
+}
+
 /// One of three masters hangs, and the two others serve their locks. That they do so ends no outage
 /// of the first, and what waits for its locks fails once, not one after the other.
 #[tokio::test(flavor = "multi_thread")]
@@ -65,19 +83,7 @@ async fn a_master_that_answers_ends_no_outage_of_another_one() {
     dead.lock().await.unwrap().release().await.unwrap();
     deployment.masters()[0].pause();
     assert!(dead.try_lock().await.is_err());
-    let before = deployment.masters()[1].scripts_run().await;
-    let mut passing = tokio::task::JoinSet::new();
-    for _ in 0..64 {
-        let live = live.clone();
-        passing.spawn(async move {
-            for _ in 0..20 {
-                live.lock().await.unwrap().release().await.unwrap();
-            }
-        });
-    }
-    soon("all have had their turns", passing.join_all()).await;
-    let scripts = deployment.masters()[1].scripts_run().await - before;
-    assert!(scripts < 64 * 20, "{scripts} scripts for {} turns", 64 * 20);
+    is_passed_on(&live, &deployment.masters()[1]).await;
     let busy = tokio::spawn(async move {
         loop {
             live.lock().await.unwrap().release().await.unwrap();
@@ -88,7 +94,7 @@ async fn a_master_that_answers_ends_no_outage_of_another_one() {
     let error = both.lock_timeout(NODE_TIMEOUT / 2).await.unwrap_err();
     assert_eq!(error.context().and_then(Context::lock), Some(dead.name()), "{error:?}");
     assert!(!matches!(error, Error::TimedOut { .. }), "{error:?}");
-    let mut waiting = tokio::task::JoinSet::new();
+    let mut waiting = JoinSet::new();
     for _ in 0..8 {
         let dead = dead.clone();
         waiting.spawn(async move { dead.lock().await.unwrap_err() });
@@ -104,6 +110,42 @@ async fn a_master_that_answers_ends_no_outage_of_another_one() {
     deployment.masters()[0].resume();
     eventually("it answers", async || dead.try_lock().await.is_ok()).await;
     assert_eq!(reported.outages_until_ended().await, (1, 1));
+}
+
+/// Slots that no master serves fail together, and no lock of another slot with them.
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_without_a_master_are_one_outage() {
+    let deployment = Deployment::start(Topology::Cluster).await;
+    for server in deployment.all() {
+        server.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await;
+    }
+    let master = &deployment.masters()[0];
+    let (mut tags, mut slots) = (Vec::new(), Vec::new());
+    for tag in (0..).map(|number| format!("{{{number}}}")) {
+        if deployment.owner(&tag).await == Some(0) {
+            slots.push(master.run::<u16>(&["CLUSTER", "KEYSLOT", &tag]).await.to_string());
+            tags.push(tag);
+        }
+        if tags.len() == 3 {
+            break;
+        }
+    }
+    for server in deployment.masters() {
+        server.run::<()>(&["CLUSTER", "DELSLOTS", &slots[0], &slots[1]]).await;
+    }
+    let locks = open(&deployment, Options::new().node_timeout(NODE_TIMEOUT)).await;
+    let locks_at: Vec<_> = tags.iter().map(|tag| locks.mutex(format!("{tag}lock")).unwrap()).collect();
+    let reported = Reported::by(locks.events());
+    for unserved in &locks_at[..2] {
+        assert!(unserved.try_lock().await.is_err());
+        is_passed_on(&locks_at[2], master).await;
+    }
+    master.run::<()>(&["CLUSTER", "ADDSLOTS", &slots[0], &slots[1]]).await;
+    for lock in &locks_at {
+        eventually("it is served", async || lock.try_lock().await.is_ok()).await;
+    }
+    let after = locks.mutex(format!("{}after", tags[0])).unwrap().lock().await.unwrap();
+    assert_eq!(reported.outages_until_granted(after.lease().name().as_str()).await, (1, 1));
 }
 
 /// A full server refuses what needs memory, and still renews and releases.

@@ -79,6 +79,15 @@ async fn missing_and_wrong_credentials_are_lasting_mistakes() {
     fails_at_once("a wrong password", Locks::builder().server(wrong), "user name or the password").await;
 }
 
+/// A server without the command that begins RESP3. The client library has an error of its own for
+/// the answer of Redis 6.2.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_protocol_that_the_server_refuses_is_a_lasting_mistake() {
+    let server = Server::start_with(&["--rename-command", "HELLO", ""]).await;
+    let resp3 = format!("{}?protocol=resp3", server.url());
+    fails_at_once("no HELLO", Locks::builder().server(resp3), "HELLO").await;
+}
+
 /// It passes by itself, so a call that may wait is granted the lock once there is room. A node of a
 /// cluster has another text. With a password or a database, that answers `AUTH` or `SELECT`.
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, Mode, Options, Owner, Renewal};
+use redlatch::{Error, LossReason, Mode, Options, Owner, Renewal};
 
 use super::queued;
 use crate::support::{Hold, Setup, eventually, notified_only, patient, renewed_by, soon};
@@ -199,7 +199,8 @@ pub async fn downgrade_counts_once_if_its_reply_is_lost(setup: Setup) {
     }
     let writing = lock.write().await.unwrap();
     assert!(watcher.force_release_write().await.unwrap());
-    assert!(matches!(writing.downgrade().await, Err(Error::Lost { .. })));
+    let lost = writing.downgrade().await;
+    assert!(matches!(lost, Err(Error::Lost { reason: Some(LossReason::Revoked), .. })), "{lost:?}");
     assert_eq!(setup.state_of(watcher.name()).await.mode, Mode::Free);
     drop((lock, watcher));
     setup.finish().await;
