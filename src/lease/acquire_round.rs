@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
-use super::owned_lease::GrantedLease;
 use super::reply_tally::{Busy, ProposalOutcome, ReplyTally, TokenProposals};
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
@@ -15,7 +14,7 @@ use crate::wire::{Failure, Reply, Tally, Votes, WaitFor, replies_of};
 
 /// The outcome of one round.
 pub(super) enum AcquireOutcome {
-    Granted(GrantedLease),
+    Granted(Lease),
     Busy {
         free_in: Duration,
         /// If there is one clock.
@@ -84,9 +83,9 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                let is_unanimous = granted == nodes.all_nodes();
+                guard.is_unanimous = granted == nodes.all_nodes();
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until, None);
-                return AcquireOutcome::Granted(GrantedLease { lease, is_unanimous });
+                return AcquireOutcome::Granted(lease);
             }
         }
     }

@@ -10,7 +10,7 @@ use super::hold::Hold;
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use super::lock_request::{LockRequest, unless_closed};
-use super::owned_lease::{GrantedLease, OwnedLease};
+use super::owned_lease::OwnedLease;
 use super::release::{Decision, retry};
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
@@ -102,8 +102,7 @@ async fn try_adopt(request: &LockRequest, ticket: &Ticket) -> Result<OwnedLease,
             }
             let lease = Lease::new(attempt, token, sent, until, None);
             // Nodes that have not answered get the hold by a repair.
-            let is_unanimous = client.nodes.deployment.decides_alone();
-            Ok(OwnedLease::new(guard, GrantedLease { lease, is_unanimous }))
+            Ok(OwnedLease::new(guard, lease))
         }
         Answer::Final(0) => Err(Error::Lost { context: context(), reason: None }),
         _ => Err(client.refusal(&attempt, &reply, context())),

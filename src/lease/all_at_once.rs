@@ -12,7 +12,7 @@ use super::close::OpenCall;
 use super::hold::Hold;
 use super::lease::Lease;
 use super::lock_request::{LockRequest, unless_closed};
-use super::owned_lease::{GrantedLease, OwnedLease};
+use super::owned_lease::OwnedLease;
 use super::progress::Progress;
 use super::wait_loop::try_once;
 use crate::clock::Moment;
@@ -150,7 +150,7 @@ fn granted(mut guards: Vec<AttemptGuard>, tokens: &[u64], reply: &Reply) -> Resu
     let hold = |(guard, token): (AttemptGuard, &u64)| {
         let (attempt, until) = (Arc::clone(&guard.attempt), until(&guard));
         let lease = Lease::new(Arc::clone(&attempt), attempt.token(*token), reply.sent, until, None);
-        OwnedLease::new(guard, GrantedLease { lease, is_unanimous: true })
+        OwnedLease::new(guard, lease)
     };
     Ok(guards.into_iter().zip(tokens).map(hold).collect())
 }

@@ -53,6 +53,8 @@ pub(super) struct AttemptGuard {
     pub(super) attempt: Arc<Attempt>,
     /// How its requests queue it, if they do. `None` once it has left the queue.
     pub(super) entry: Option<QueueEntry>,
+    /// All nodes have granted it, not only a majority.
+    pub(super) is_unanimous: bool,
     standing: Standing,
 }
 
@@ -60,7 +62,8 @@ impl AttemptGuard {
     pub(super) fn new(request: &LockRequest, tokens: u32) -> AttemptGuard {
         let attempt = request.attempt().reserving(tokens);
         let (client, attempt) = (Arc::clone(&request.client), Arc::new(attempt));
-        AttemptGuard { client, attempt, entry: None, standing: Standing::New }
+        let is_unanimous = client.nodes.deployment.decides_alone();
+        AttemptGuard { client, attempt, entry: None, is_unanimous, standing: Standing::New }
     }
 
     /// To be called before a request is sent: from then on it must be undone.
@@ -79,15 +82,15 @@ impl AttemptGuard {
     }
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
-    pub(super) fn hold(&mut self, lease: &Lease, is_unanimous: bool) {
+    pub(super) fn hold(&mut self, lease: &Lease) {
         let has_queued = self.has_queued();
         // A granted attempt has left the queue; only a late delivery could queue it again.
-        if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
+        if self.is_unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
         self.attempt.note_token(lease.fencing_token());
         self.attempt.note_held();
-        self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
+        self.client.keeper.keep(lease, self.is_unanimous, self.entry.clone());
         if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
@@ -123,7 +126,7 @@ impl AttemptGuard {
     pub(super) fn hand_over(&mut self) -> AttemptGuard {
         let (client, attempt) = (Arc::clone(&self.client), Arc::clone(&self.attempt));
         let standing = mem::replace(&mut self.standing, Standing::Left);
-        AttemptGuard { client, attempt, entry: self.entry.take(), standing }
+        AttemptGuard { client, attempt, entry: self.entry.take(), is_unanimous: self.is_unanimous, standing }
     }
 
     /// The hold is meant to stay, until its TTL ends it.

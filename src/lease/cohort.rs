@@ -30,7 +30,6 @@ pub(super) struct Cohort {
     has_passed: AtomicBool,
     /// It was ended before its time: it may have been revoked.
     is_ended: AtomicBool,
-    pub(super) is_unanimous: bool,
     timer: OnceLock<AbortHandle>,
 }
 
@@ -70,7 +69,6 @@ impl Cohort {
     pub(super) fn begin(
         client: &Client,
         (until, least): (Moment, Duration),
-        is_unanimous: bool,
         front: LocalFront,
         may_pass: bool,
     ) -> Arc<Cohort> {
@@ -80,7 +78,6 @@ impl Cohort {
             state: Guarded::new(CohortState::Over),
             has_passed: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
-            is_unanimous,
             timer: OnceLock::new(),
         });
         let turn: Arc<dyn Turn> = Arc::<Cohort>::clone(&cohort);

@@ -49,8 +49,8 @@ pub(super) async fn wait_in_local_queue(
             let mut guard = AttemptGuard::new(request, 1);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
             match acquire_round(&mut guard).await {
-                AcquireOutcome::Granted(granted) => {
-                    return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, granted)));
+                AcquireOutcome::Granted(lease) => {
+                    return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, lease)));
                 }
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::NoMajority { .. } => guard.abandon(),

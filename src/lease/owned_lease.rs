@@ -30,12 +30,6 @@ use crate::wire::{Answer, Failure, HoldCount, Tally, Together, Votes, WaitFor};
 /// How long a release waits for the last answers to earlier requests of its attempt.
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
-/// What an attempt was granted, by all nodes or by a majority.
-pub(super) struct GrantedLease {
-    pub(super) lease: Lease,
-    pub(super) is_unanimous: bool,
-}
-
 /// Less than this part of what the server granted is not passed on: the next task would hardly have
 /// time for its work, nor the keeper for a renewal.
 const LEAST_PART: u32 = 3;
@@ -54,9 +48,8 @@ pub(crate) struct OwnedLease {
 }
 
 impl OwnedLease {
-    pub(super) fn new(mut guard: AttemptGuard, granted: GrantedLease) -> OwnedLease {
-        let GrantedLease { lease, is_unanimous } = granted;
-        guard.hold(&lease, is_unanimous);
+    pub(super) fn new(mut guard: AttemptGuard, lease: Lease) -> OwnedLease {
+        guard.hold(&lease);
         let _count = guard.client.nodes.count_hold();
         let (span, cohort, call) = (HoldSpan::default(), None, None);
         OwnedLease { guard, lease, span, _count, cohort, call }
@@ -64,7 +57,7 @@ impl OwnedLease {
 
     /// The server has granted the lock to the task at the front: for a short time, the tasks behind
     /// it may have the hold.
-    pub(super) fn begin_cohort(&mut self, request: &LockRequest, front: LocalFront, is_unanimous: bool) {
+    pub(super) fn begin_cohort(&mut self, request: &LockRequest, front: LocalFront) {
         let turn = request.local_turn();
         if turn.is_zero() {
             return;
@@ -84,7 +77,7 @@ impl OwnedLease {
         let may_pass = self.guard.attempt.reserved().is_some()
             && !request.client.nodes.is_failing(&request.name)
             && deadline.since(now) >= least;
-        let cohort = Cohort::begin(&request.client, (until, least), is_unanimous, front, may_pass);
+        let cohort = Cohort::begin(&request.client, (until, least), front, may_pass);
         // In this order: a revocation after the question finds the turn.
         if request.client.local_queues.may_be_revoked(&request.name, self.lease.counts_from()) {
             cohort.end();
@@ -103,8 +96,7 @@ impl OwnedLease {
         let longest = attempt.options.max_hold.map(|longest| now + attempt.trusted_span(longest));
         let until = longest.map_or(until, |longest| until.min(longest));
         let lease = Lease::new(attempt, token, now, until, None);
-        let is_unanimous = cohort.is_unanimous;
-        let mut hold = OwnedLease::new(guard, GrantedLease { lease, is_unanimous });
+        let mut hold = OwnedLease::new(guard, lease);
         drop(call);
         if let Some(token) = token {
             request.client.nodes.accepted(token.get());
@@ -278,7 +270,8 @@ impl OwnedLease {
                 }
                 self.lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until, None);
                 convert_stragglers(&client, verb, &attempt, self.lease.clone(), &votes, may_arrive_late);
-                self.guard.hold(&self.lease, client.nodes.deployment.decides_alone());
+                self.guard.is_unanimous = client.nodes.deployment.decides_alone();
+                self.guard.hold(&self.lease);
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released
                 }

@@ -8,11 +8,12 @@ use tokio::time::sleep;
 use super::acquire_round::{AcquireOutcome, acquire_round};
 use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
+use super::lease::Lease;
 use super::local_queue::{LocalFront, LockEvent};
 use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
 use super::lock_request::LockRequest;
 use super::outage_deadline::OutageDeadline;
-use super::owned_lease::{GrantedLease, OwnedLease};
+use super::owned_lease::OwnedLease;
 use super::poll_budget::PollBudget;
 use super::progress::{Found, Progress};
 use super::waiter::{Waiter, WakeEvent};
@@ -42,7 +43,7 @@ pub(super) async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>
     let (mut guard, mut backoff) = (AttemptGuard::new(request, 1), ContentionBackoff::default());
     loop {
         match acquire_round(&mut guard).await {
-            AcquireOutcome::Granted(granted) => return Ok(Some(OwnedLease::new(guard, granted))),
+            AcquireOutcome::Granted(lease) => return Ok(Some(OwnedLease::new(guard, lease))),
             AcquireOutcome::Busy { .. } => return Ok(None),
             AcquireOutcome::NoMajority { by, .. } => {
                 if backoff.pauses == MAX_RETRIES || !guard.release_partial_grant(by).await {
@@ -127,7 +128,7 @@ impl Wait<'_> {
             self.progress.in_flight = Some(Arc::clone(&self.waiter.guard.attempt.in_flight));
             let mut is_busy = false;
             let pause = match acquire_round(&mut self.waiter.guard).await {
-                AcquireOutcome::Granted(granted) => return Ok(self.granted(granted)),
+                AcquireOutcome::Granted(lease) => return Ok(self.granted(lease)),
                 AcquireOutcome::Refused(error) => return Err(error),
                 AcquireOutcome::Expired => {
                     self.try_anew();
@@ -147,18 +148,17 @@ impl Wait<'_> {
             let is_notified = !matches!(event, WakeEvent::PollDue);
             self.progress.woken = if is_notified { WakeReason::Notified } else { WakeReason::Polled };
             self.progress.wait.woken(self.progress.woken);
-            if let WakeEvent::Granted(granted) = event {
-                return Ok(self.granted(granted));
+            if let WakeEvent::Granted(lease) = event {
+                return Ok(self.granted(lease));
             }
         }
     }
 
     /// The hold of this task, and for a short time of the tasks behind it.
-    fn granted(self, granted: GrantedLease) -> OwnedLease {
-        let is_unanimous = granted.is_unanimous;
-        let mut hold = OwnedLease::new(self.waiter.guard, granted);
+    fn granted(self, lease: Lease) -> OwnedLease {
+        let mut hold = OwnedLease::new(self.waiter.guard, lease);
         if let Some(front) = self.front {
-            hold.begin_cohort(self.request, front, is_unanimous);
+            hold.begin_cohort(self.request, front);
         }
         hold
     }

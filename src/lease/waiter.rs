@@ -8,7 +8,6 @@ use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
-use super::owned_lease::GrantedLease;
 use super::poll_budget::PollBudget;
 use super::shared_poll::SharedPoll;
 use crate::wire::{AnnouncedGrant, Mailbox};
@@ -29,7 +28,7 @@ pub(super) struct Waiter {
 
 /// Why a waiter wakes up.
 pub(super) enum WakeEvent {
-    Granted(GrantedLease),
+    Granted(Lease),
     /// By an unverified notification, or because one may have been missed.
     Notified,
     /// Its next poll is due.
@@ -88,8 +87,7 @@ impl Waiter {
                 continue;
             };
             if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
-                let is_unanimous = true; // there is one server
-                return WakeEvent::Granted(GrantedLease { lease, is_unanimous });
+                return WakeEvent::Granted(lease);
             }
             match budget.take() {
                 Ok(()) => return WakeEvent::Notified,
