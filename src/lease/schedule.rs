@@ -1,27 +1,24 @@
 //! [`Schedule`]: which lease is due when, and what must be released.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::attempt::{Attempt, QueueEntry};
-use super::kept_leases::{KeptLease, KeptLeases, Key};
+use super::kept_leases::{KeptLease, KeptLeases};
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
 use crate::clock::Moment;
 use crate::deployment::NodeSet;
 use crate::error::MAX_NAMES;
 use crate::name::Name;
-use crate::options::Renewal;
 
 /// How many requests one batch has at most.
 const BATCH_SIZE: usize = 128;
 /// How often a lease is renewed within its TTL: each time that a third of it has passed.
 pub(super) const RENEWALS_PER_TTL: u32 = 3;
-/// The part of its TTL by which a lease may be renewed earlier than it is due.
-const EARLIEST: u32 = 30;
 /// How many attempts without a lease are remembered to be released. One more is left to its TTL:
 /// while a server is down for long, memory must not grow with every caller that gives up. Leases
 /// have no such limit: there are no more than there were guards, each of which needed more memory.
@@ -53,7 +50,6 @@ impl UnreleasedHolds {
 /// Which lease is due when, and what must be released.
 #[derive(Default)]
 pub(super) struct Schedule {
-    due: DueQueue,
     pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
     /// Releases that concern only a minority of the nodes: they block no other attempt, and must
     /// not delay other releases.
@@ -152,10 +148,9 @@ impl Schedule {
     /// new connection made all leases due: the server may have lost it since.
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, sent: Moment, notify: &Notify) {
         let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
-        if !self.make_due(lease, due) {
-            return;
-        }
-        if self.sleeps_until.is_some_and(|until| due < until) {
+        if self.leases.make_due(lease, Some(due)).is_some()
+            && self.sleeps_until.is_some_and(|until| due < until)
+        {
             notify.notify_one();
         }
     }
@@ -164,16 +159,8 @@ impl Schedule {
     /// that one decides how it ended. [`Lease::announce`] follows once the lock is released.
     pub(super) fn remove(&mut self, lease: &Lease, how: LeaseEnd) -> Option<KeptLease> {
         let kept = self.leases.remove(lease);
-        kept.as_ref().and_then(|kept| kept.due).into_iter().for_each(|key| self.due.remove(lease, key));
         lease.end_as(how);
         kept
-    }
-
-    /// False if it is not kept any more.
-    fn make_due(&mut self, lease: &Lease, due: Moment) -> bool {
-        let Some(kept) = self.leases.get_mut(lease) else { return false };
-        kept.due = Some(self.due.insert(lease, due));
-        true
     }
 
     /// Adds the release of what an attempt has, or is granted later, on some nodes. It `must_await`
@@ -228,9 +215,8 @@ impl Schedule {
     ) -> Result<Batch, Option<Moment>> {
         let (mut batch, mut waiting) = (Batch::default(), Vec::new());
         while batch.renewals.len() < BATCH_SIZE
-            && let Some(lease) = self.due.pop(now, !batch.renewals.is_empty())
+            && let Some(lease) = self.leases.pop(now, !batch.renewals.is_empty())
         {
-            self.leases.get_mut(&lease).into_iter().for_each(|kept| kept.due = None);
             let ttl = lease.next_ttl(now);
             if ttl.is_some() || (lease.attempt().kind.has_owner && !lease.is_lost()) {
                 lease.note_renewing();
@@ -243,7 +229,7 @@ impl Schedule {
         }
         // A lease that has reached its longest hold is left to its deadline.
         for lease in &waiting {
-            self.make_due(lease, lease.until());
+            self.leases.make_due(lease, Some(lease.until()));
         }
         while may_release
             && batch.renewals.len() + batch.releases.len() < BATCH_SIZE
@@ -262,7 +248,7 @@ impl Schedule {
         }
         self.leaseless -= batch.releases.iter().filter(|pending| !pending.abandoned.has_lease).count();
         if batch.renewals.is_empty() && batch.releases.is_empty() && batch.over.is_empty() {
-            let due = self.due.next();
+            let due = self.leases.next_due();
             let first = |some: &BTreeMap<(Moment, u64), PendingRelease>, may: bool| {
                 some.first_key_value().filter(|_| may).map(|((due, _), _)| *due)
             };
@@ -300,9 +286,8 @@ impl Schedule {
 
     /// Makes a lease due now, unless it has ended or a batch has it.
     pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
-        if let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take()) {
-            self.due.remove(lease, key);
-            self.make_due(lease, now);
+        if self.leases.get(lease).is_some_and(|kept| kept.due.is_some()) {
+            self.leases.make_due(lease, Some(now));
         }
     }
 
@@ -311,76 +296,14 @@ impl Schedule {
     /// beside the next holder once the nested hold is released, until its renewal.
     pub(super) fn shows_a_loss(&self, lease: &Lease) -> bool {
         let same_kind = |sibling: &&Lease| sibling.attempt().kind.name == lease.attempt().kind.name;
-        let mut siblings = self.due.siblings(lease).filter(same_kind);
+        let mut siblings = self.leases.siblings(lease).filter(same_kind);
         siblings.any(|sibling| sibling.fencing_token() != lease.fencing_token())
     }
 
     /// After one hold of an owner was lost, its other holds are polled at once.
     pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
-        let siblings: Vec<Lease> = lost.iter().flat_map(|lease| self.due.siblings(lease)).cloned().collect();
+        let siblings: Vec<Lease> =
+            lost.iter().flat_map(|lease| self.leases.siblings(lease)).cloned().collect();
         siblings.iter().for_each(|sibling| self.expedite(sibling, Moment::now()));
     }
-}
-
-/// The leases, soonest first, and those of each owner, so that the other holds of an owner are
-/// found without searching all.
-#[derive(Default)]
-struct DueQueue {
-    soonest: BTreeMap<Key, Lease>,
-    by_owner: HashMap<(Name, String), BTreeSet<Key>>,
-    last_number: u64,
-}
-
-impl DueQueue {
-    fn insert(&mut self, lease: &Lease, due: Moment) -> Key {
-        self.last_number += 1;
-        let key = (due, self.last_number);
-        self.soonest.insert(key, lease.clone());
-        if let Some(owner) = owner_of(lease) {
-            self.by_owner.entry(owner).or_default().insert(key);
-        }
-        key
-    }
-
-    fn remove(&mut self, lease: &Lease, key: Key) {
-        self.soonest.remove(&key);
-        self.forget(lease, key);
-    }
-
-    /// The next lease that is due; beside others, also one that is due soon. From then on they are
-    /// renewed together, however far apart they were acquired: alone, each one would cost a request
-    /// of its own for as long as it lives.
-    fn pop(&mut self, now: Moment, is_beside_others: bool) -> Option<Lease> {
-        let due_soon = |lease: &Lease| is_beside_others && lease.options().renewal == Renewal::Automatic;
-        let latest = |lease: &Lease| if due_soon(lease) { now + lease.options().ttl / EARLIEST } else { now };
-        let first = self.soonest.first_entry().filter(|first| first.key().0 <= latest(first.get()))?;
-        let (key, lease) = first.remove_entry();
-        self.forget(&lease, key);
-        Some(lease)
-    }
-
-    fn next(&self) -> Option<Moment> {
-        self.soonest.first_key_value().map(|((due, _), _)| *due)
-    }
-
-    fn siblings(&self, lease: &Lease) -> impl Iterator<Item = &Lease> {
-        let keys = owner_of(lease).and_then(|owner| self.by_owner.get(&owner));
-        keys.into_iter().flatten().filter_map(|key| self.soonest.get(key))
-    }
-
-    fn forget(&mut self, lease: &Lease, key: Key) {
-        let Some(owner) = owner_of(lease) else { return };
-        if let Some(keys) = self.by_owner.get_mut(&owner) {
-            keys.remove(&key);
-            if keys.is_empty() {
-                self.by_owner.remove(&owner);
-            }
-        }
-    }
-}
-
-/// The lock and the owner, for kinds that an owner may hold several times.
-fn owner_of(lease: &Lease) -> Option<(Name, String)> {
-    let attempt = lease.attempt();
-    attempt.kind.has_owner.then(|| (attempt.name.clone(), attempt.owner().into_owned()))
 }

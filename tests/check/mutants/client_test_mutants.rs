@@ -48,9 +48,9 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "siblings-of-a-lost-lease-sought-among-all",
         edits: &[edit(
-            "src/lease/schedule.rs",
-            "flat_map(|lease| self.due.siblings(lease))",
-            "flat_map(|lease| owner_of(lease)).flat_map(|own| self.due.soonest.values().filter(move |one| owner_of(one).as_ref() == Some(&own)))",
+            "src/lease/kept_leases.rs",
+            "let places = owner_of(lease).and_then(|owner| self.by_owner.get(&owner)).into_iter().flatten();",
+            "let own = owner_of(lease);\n        let places = self.by_owner.iter().filter(move |(other, _)| own.as_ref() == Some(*other)).flat_map(|(_, places)| places);",
         )],
         test: "lease::renewal::reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mutexes",
     },

@@ -14,9 +14,9 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "never-renewed-leases-not-asked-about",
         edits: &[edit(
             "src/lease/schedule.rs",
-            "        if let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take()) {\n",
-            "        if lease.options().renewal == Renewal::Automatic
-                && let Some(key) = self.leases.get_mut(lease).and_then(|kept| kept.due.take())
+            "        if self.leases.get(lease).is_some_and(|kept| kept.due.is_some()) {\n",
+            "        if lease.options().renewal == crate::options::Renewal::Automatic
+                && self.leases.get(lease).is_some_and(|kept| kept.due.is_some())
             {\n",
         )],
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
