@@ -33,7 +33,7 @@ impl Hold {
     pub(crate) fn new(hold: OwnedLease) -> Hold {
         let attempt = hold.lease().attempt();
         if shares(attempt.kind, &attempt.options, attempt.owner.as_ref()) {
-            Hold::Joint(JointHold::begin(hold))
+            Hold::Joint(JointHold::begin(hold, None))
         } else {
             Hold::Own(hold)
         }

@@ -75,9 +75,31 @@ struct GroupState {
 }
 
 impl JointHold {
-    /// The first part in a hold that was just granted.
-    pub(super) fn begin(hold: OwnedLease) -> JointHold {
-        Group::begin(hold, None)
+    /// The server has granted a hold to the task at the front, if it waited there.
+    pub(super) fn begin(hold: OwnedLease, front: Option<&LocalFront>) -> JointHold {
+        let (client, lease) = (Arc::clone(hold.client()), hold.lease().clone());
+        lease.note_shared();
+        let attempt = lease.attempt();
+        let now = Moment::now();
+        let turn = local_turn(&attempt.options, attempt.owner.as_ref());
+        let until = now + turn.min(lease.until().since(now) / 4);
+        let mut members = Slab::new();
+        let place = members.insert(Caller::current());
+        let waited_for = front.filter(|front| front.has_waiters_behind());
+        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
+        let state =
+            Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
+        let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
+        let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
+        group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
+        // In this order: a revocation after the question finds the turn.
+        if group.client.joint_queues.may_be_revoked(group.lease.name(), group.lease.counts_from()) {
+            group.end();
+        } else if let Some(front) = waited_for {
+            group.wait_for_others();
+            front.admit_all(Arc::downgrade(&turn));
+        }
+        JointHold::new(group, place)
     }
 
     /// A part in the newest hold of this client, without a wait: the short way of most readers.
@@ -94,7 +116,7 @@ impl JointHold {
         loop {
             // Dropped last: what this task had is left to the keeper before the next one asks.
             let front = match wait_in_local_queue(request, progress).await? {
-                LocalQueueOutcome::Entered(hold) => return Ok(JointHold::begin(hold)),
+                LocalQueueOutcome::Entered(hold) => return Ok(JointHold::begin(hold, None)),
                 LocalQueueOutcome::Front(front) => front,
             };
             if let Some(part) = JointHold::join(request) {
@@ -109,7 +131,7 @@ impl JointHold {
             // lasts, it would be late again, behind newer ones, as long as they come.
             if was_late || !front.is_one_of_several() {
                 let hold = wait_in_redis(request, progress, None).await?;
-                return Ok(Group::begin(hold, Some(&front)));
+                return Ok(JointHold::begin(hold, Some(&front)));
             }
             was_late = true;
         }
@@ -226,33 +248,6 @@ impl Drop for JointHold {
 }
 
 impl Group {
-    /// The server has granted a hold to the task at the front, if it waited there.
-    fn begin(hold: OwnedLease, front: Option<&LocalFront>) -> JointHold {
-        let (client, lease) = (Arc::clone(hold.client()), hold.lease().clone());
-        lease.note_shared();
-        let attempt = lease.attempt();
-        let now = Moment::now();
-        let turn = local_turn(&attempt.options, attempt.owner.as_ref());
-        let until = now + turn.min(lease.until().since(now) / 4);
-        let mut members = Slab::new();
-        let place = members.insert(Caller::current());
-        let waited_for = front.filter(|front| front.has_waiters_behind());
-        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
-        let state =
-            Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
-        let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
-        let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
-        group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
-        // In this order: a revocation after the question finds the turn.
-        if group.client.joint_queues.may_be_revoked(group.lease.name(), group.lease.counts_from()) {
-            group.end();
-        } else if let Some(front) = waited_for {
-            group.wait_for_others();
-            front.admit_all(Arc::downgrade(&turn));
-        }
-        JointHold::new(group, place)
-    }
-
     /// Keeps the hold until the turn is over: no longer, since a task that waits may not be polled.
     fn wait_for_others(self: &Arc<Group>) {
         let group = Arc::clone(self);
