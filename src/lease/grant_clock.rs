@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Attempt, QueueEntry};
-use super::client::Client;
+use super::attempt_guard::AttemptGuard;
 use super::lease::Lease;
 use super::validity::ClockSample;
 use crate::clock::Moment;
@@ -24,13 +23,8 @@ impl GrantClock {
     /// The lease that a message grants to a queued attempt. `None` unless most of the claim is
     /// certainly left; the next poll then finds the lock granted to this attempt, and gets the
     /// whole TTL.
-    pub(super) fn lease(
-        &self,
-        client: &Client,
-        attempt: &Arc<Attempt>,
-        entry: &QueueEntry,
-        grant: &AnnouncedGrant,
-    ) -> Option<Lease> {
+    pub(super) fn lease(&self, guard: &AttemptGuard, grant: &AnnouncedGrant) -> Option<Lease> {
+        let AttemptGuard { client, attempt, entry, .. } = guard;
         if attempt.options.wakeups == Wakeups::Verify {
             return None;
         }
@@ -52,7 +46,7 @@ impl GrantClock {
         }
         let now = Moment::now();
         let granted = sample.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted_span(entry.claim);
+        let trusted = attempt.trusted_span(entry.as_ref()?.claim);
         if now.since(granted) > trusted / 2 {
             return None;
         }

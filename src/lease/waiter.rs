@@ -86,7 +86,8 @@ impl Waiter {
                 }
                 continue;
             };
-            if let Some(lease) = message.and_then(|grant| self.granted_lease(&grant)) {
+            let granted = |grant| self.grant_clock.as_ref()?.lease(&self.guard, &grant);
+            if let Some(lease) = message.and_then(granted) {
                 return WakeEvent::Granted(lease);
             }
             match budget.take() {
@@ -95,12 +96,6 @@ impl Waiter {
                 Err(_) => {}
             }
         }
-    }
-
-    /// The lease that a message grants, if it can be trusted.
-    fn granted_lease(&self, grant: &AnnouncedGrant) -> Option<Lease> {
-        let AttemptGuard { client, attempt, entry, .. } = &self.guard;
-        self.grant_clock.as_ref()?.lease(client, attempt, entry.as_ref()?, grant)
     }
 }
 
