@@ -202,8 +202,7 @@ impl All {
     /// it waits for.
     async fn acquire(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {
         let first = self.members[0].lock(); // there is at least one
-        let acquired = first.client.with_runtime(pin!(self.acquire_in_order(limit))).await;
-        acquired.unwrap_or_else(|| Err(Error::RuntimeEnded { context: first.context() }))
+        first.client.run(pin!(self.acquire_in_order(limit)), || first.context()).await
     }
 
     async fn acquire_in_order(&self, limit: Option<Duration>) -> Result<AllGuard, Error> {

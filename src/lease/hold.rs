@@ -1,6 +1,7 @@
 //! [`Hold`]: what the guard of any kind has.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 
 use super::held_work::release_after;
@@ -137,7 +138,8 @@ impl Hold {
         options: Arc<Options>,
     ) -> Result<Hold, Error> {
         let hold = self.into_sole(Operation::Downgrade)?;
-        hold.convert(verb, kind, options).await.map(Hold::new)
+        let (client, context) = (Arc::clone(hold.client()), hold.lease().context(Operation::Downgrade));
+        client.run(pin!(hold.convert(verb, kind, options)), || context).await.map(Hold::new)
     }
 }
 

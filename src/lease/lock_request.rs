@@ -207,14 +207,12 @@ pub(super) async fn unless_closed<T>(
     mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
 ) -> Result<T, Error> {
     let keeper = &request.client.keeper;
+    let context = || request.client.context(operation, &request.name);
     let outcome = tokio::select! {
         biased;
         _begun = keeper.closing.begun.wait() => None,
-        outcome = request.client.with_runtime(call.as_mut()) => Some(outcome),
+        outcome = request.client.run(call.as_mut(), context) => Some(outcome),
     };
-    let context = || request.client.context(operation, &request.name);
-    let ended = || Err(Error::RuntimeEnded { context: context() });
-    let outcome = outcome.map(|outcome| outcome.unwrap_or_else(ended));
     match outcome {
         // A lease that was granted after `close` took all leases is dropped here.
         Some(outcome) if !keeper.closing.has_begun() => outcome,

@@ -72,9 +72,7 @@ impl Lease {
         // That of the hold, of which this may be a member's.
         let lease = self.0.of_hold.as_ref().unwrap_or(self);
         let renewal = pin!(renew(&client, lease));
-        let context = || client.context(Operation::Renew, self.name());
-        let renewed = client.with_runtime(renewal).await;
-        renewed.unwrap_or_else(|| Err(Error::RuntimeEnded { context: context() }))?;
+        client.run(renewal, || client.context(Operation::Renew, self.name())).await?;
         // The member may have left the hold meanwhile.
         ended().map_or_else(|| Ok(self.valid_until()), Err)
     }

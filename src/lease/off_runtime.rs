@@ -8,6 +8,7 @@ use std::task::Poll;
 use tokio::runtime::Handle;
 
 use super::client::Client;
+use crate::error::{Context, Error};
 
 impl Client {
     /// Runs a call with a runtime at hand: its caller's if there is one, else the client's. `None`:
@@ -25,5 +26,14 @@ impl Client {
             call.as_mut().poll(context).map(Some)
         })
         .await
+    }
+
+    /// The same, of a call that may fail.
+    pub(crate) async fn run<T>(
+        &self,
+        call: Pin<&mut impl Future<Output = Result<T, Error>>>,
+        context: impl FnOnce() -> Context,
+    ) -> Result<T, Error> {
+        self.with_runtime(call).await.unwrap_or_else(|| Err(Error::RuntimeEnded { context: context() }))
     }
 }

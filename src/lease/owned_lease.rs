@@ -165,10 +165,9 @@ impl OwnedLease {
         let attempt = Arc::clone(&self.guard.attempt);
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());
         let client = Arc::clone(&self.guard.client);
-        let ended = || Error::RuntimeEnded { context: client.context(Operation::Release, &attempt.name) };
         let release = pin!(self.release_untraced(together));
         let traced = pin!(releasing(attempt.observer(), what, release));
-        client.with_runtime(traced).await.unwrap_or_else(|| Err(ended()))
+        client.run(traced, || client.context(Operation::Release, &attempt.name)).await
     }
 
     async fn release_untraced(mut self, together: Option<&Together>) -> Result<(), Error> {
@@ -215,19 +214,7 @@ impl OwnedLease {
     /// # Cancel safety
     /// Cancel safe: after a drop, the hold is released in the background, whether it was converted
     /// or not.
-    pub(crate) async fn convert(
-        self,
-        verb: &'static str,
-        kind: &'static Kind,
-        options: Arc<Options>,
-    ) -> Result<OwnedLease, Error> {
-        let client = Arc::clone(&self.guard.client);
-        let context = client.context(Operation::Downgrade, self.lease.name());
-        let converted = pin!(self.try_convert(verb, kind, options));
-        client.with_runtime(converted).await.unwrap_or(Err(Error::RuntimeEnded { context }))
-    }
-
-    async fn try_convert(
+    pub(super) async fn convert(
         mut self,
         verb: &'static str,
         kind: &'static Kind,

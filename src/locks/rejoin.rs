@@ -60,9 +60,8 @@ impl Locks {
     /// # Cancel safety
     /// Cancel safe: after a drop, nodes that were not admitted stay without a vote. Call it again.
     pub async fn rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
-        let context = self.client.context_of_nodes(Operation::Rejoin);
-        let rejoined = self.client.with_runtime(pin!(self.try_rejoin())).await;
-        rejoined.unwrap_or(Err(Error::RuntimeEnded { context }))
+        let context = || self.client.context_of_nodes(Operation::Rejoin);
+        self.client.run(pin!(self.try_rejoin()), context).await
     }
 
     async fn try_rejoin(&self) -> Result<Vec<NodeStatus>, Error> {
