@@ -124,21 +124,8 @@ impl All {
     /// # Cancel safety
     /// Cancel safe: like [`lock`](All::lock).
     pub async fn try_lock(&self) -> Result<Option<AllGuard>, Error> {
-        let mut holds: Vec<Option<Hold>> = Vec::with_capacity(self.members.len());
-        let (mut asking, mut requests) = (Vec::new(), Vec::new());
-        for request in self.members.iter().map(Member::lock) {
-            let entered = Hold::enter(request)?;
-            if entered.is_none() {
-                asking.push(holds.len());
-                requests.push(request);
-            }
-            holds.push(entered);
-        }
-        let Some(granted) = try_all(&requests).await? else { return Ok(None) };
-        for (place, hold) in asking.into_iter().zip(granted) {
-            holds[place] = Some(hold);
-        }
-        Ok(Some(self.guard(holds.into_iter().flatten().collect())))
+        let requests: Vec<_> = self.members.iter().map(Member::lock).collect();
+        Ok(try_all(&requests).await?.map(|holds| self.guard(holds)))
     }
 
     /// Acquires all locks, runs `work` while all their leases are valid, and releases them, also if

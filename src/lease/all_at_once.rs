@@ -21,24 +21,32 @@ use crate::measure::WakeReason;
 use crate::traces::acquiring;
 use crate::wire::{Call, InFlight, Reply, Together, WaitFor};
 
-/// Acquires all of these locks. `None`: another client holds one of them, or waits for it, and none
-/// is held.
+/// Holds by the places of their requests.
+type Placed = Vec<(usize, OwnedLease)>;
+
+/// Acquires all of these locks; those that an owner has already, without a request. `None`: another
+/// client holds one of them, or waits for it, and none is held.
 ///
 /// # Cancel safety
 /// Cancel safe: after a drop, everything that was granted is released in the background.
 pub(crate) async fn try_all(requests: &[&LockRequest]) -> Result<Option<Vec<Hold>>, Error> {
-    let Some(first) = requests.first() else { return Ok(Some(Vec::new())) };
-    let open = |request: &&LockRequest| OpenCall::new(&request.client.keeper, &request.name);
-    let _open: Vec<OpenCall> = requests.iter().map(open).collect();
-    let Some(holds) = unless_closed(first, Operation::Acquire, pin!(try_groups(requests))).await? else {
-        return Ok(None);
-    };
-    let mut granted = Vec::with_capacity(holds.len());
-    for (hold, request) in holds.into_iter().zip(requests) {
-        let call = pin!(ready((Ok(Hold::new(hold)), Some(WakeReason::AtOnce))));
-        granted.push(acquiring(request.described(), call).await?.for_nested_calls(request));
+    let mut holds: Vec<Option<Hold>> =
+        requests.iter().map(|request| Hold::enter(request)).collect::<Result<_, Error>>()?;
+    let asking: Vec<usize> = (0..requests.len()).filter(|place| holds[*place].is_none()).collect();
+    let open = |place: &usize| OpenCall::new(&requests[*place].client.keeper, &requests[*place].name);
+    let _open: Vec<OpenCall> = asking.iter().map(open).collect();
+    if let Some(first) = asking.first() {
+        let trying = pin!(try_groups(requests, groups(requests, &asking)));
+        let granted = unless_closed(requests[*first], Operation::Acquire, trying).await?;
+        let Some(mut granted) = granted else { return Ok(None) };
+        granted.sort_unstable_by_key(|(place, _)| *place);
+        for (place, hold) in granted {
+            let call = pin!(ready((Ok(Hold::new(hold)), Some(WakeReason::AtOnce))));
+            let hold = acquiring(requests[place].described(), call).await?;
+            holds[place] = Some(hold.for_nested_calls(requests[place]));
+        }
     }
-    Ok(Some(granted))
+    Ok(Some(holds.into_iter().flatten().collect()))
 }
 
 /// The error of a try that was dropped at its limit. It may have had an effect, which is undone.
@@ -59,31 +67,33 @@ pub(crate) async fn send_together(client: &Client, together: &Together) {
     }
 }
 
-/// Tries one group of locks after the other, each in one call.
-async fn try_groups(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
-    let mut holds: Vec<Option<OwnedLease>> = requests.iter().map(|_| None).collect();
-    for group in groups(requests) {
-        let members: Vec<&LockRequest> = group.iter().map(|place| requests[*place]).collect();
-        let granted = match members.as_slice() {
-            [request] => try_once(request).await?.map(|hold| vec![hold]),
-            members => try_group(members).await?,
+/// Tries one group of locks after the other, each in one call. The holds come with their places.
+async fn try_groups(requests: &[&LockRequest], groups: Vec<Vec<usize>>) -> Result<Option<Placed>, Error> {
+    let mut holds = Placed::new();
+    for group in groups {
+        let granted = match group.as_slice() {
+            [place] => try_once(requests[*place]).await?.map(|hold| vec![(*place, hold)]),
+            places => try_group(requests, places).await?,
         };
         let Some(granted) = granted else {
-            release(holds.into_iter().flatten()).await;
+            // They are of no use without the others. A failed release is logged, and repeated in
+            // the background.
+            for (_, hold) in holds {
+                let _logged = hold.release(None).await;
+            }
             return Ok(None);
         };
-        for (place, hold) in group.into_iter().zip(granted) {
-            holds[place] = Some(hold);
-        }
+        holds.extend(granted);
     }
-    Ok(Some(holds.into_iter().flatten().collect()))
+    Ok(Some(holds))
 }
 
 /// The places of the locks that one call may have. On a quorum, and if replicas must confirm a
 /// grant, each lock has a call of its own: its nodes agree on a token, or its grant is waited for.
-fn groups(requests: &[&LockRequest]) -> Vec<Vec<usize>> {
+fn groups(requests: &[&LockRequest], asking: &[usize]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (place, request) in requests.iter().enumerate() {
+    for place in asking.iter().copied() {
+        let request = requests[place];
         let nodes = &request.client.nodes;
         let is_alone = !nodes.deployment.decides_alone() || request.options.wants_replicas().is_some();
         let joins = |group: &&mut Vec<usize>| {
@@ -101,14 +111,17 @@ fn groups(requests: &[&LockRequest]) -> Vec<Vec<usize>> {
 }
 
 /// One call for all of these, on one server.
-async fn try_group(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
-    let client = &requests[0].client;
+async fn try_group(requests: &[&LockRequest], places: &[usize]) -> Result<Option<Placed>, Error> {
+    let first = requests[places[0]];
+    let client = &first.client;
     if client.keeper.has_ended() {
-        return Err(requests[0].runtime_ended());
+        return Err(first.runtime_ended());
     }
     client.nodes.open().await;
     let mut guards: Vec<AttemptGuard> =
-        requests.iter().map(|request| AttemptGuard::new(request, 1)).collect();
+        places.iter().map(|place| AttemptGuard::new(requests[*place], 1)).collect();
+    // Finds the lock that was refused, and why.
+    let one_by_one = || Box::pin(try_groups(requests, places.iter().map(|place| vec![*place]).collect()));
     let call = Call::for_all(guards.iter().map(|guard| guard.attempt.acquire(None, None)).collect());
     guards.iter_mut().for_each(AttemptGuard::before_send);
     let (nodes, in_flight) = (client.nodes.all_nodes(), Arc::default());
@@ -120,21 +133,22 @@ async fn try_group(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>,
         }
     }
     match votes.received.into_iter().next() {
-        Some((_, Ok(reply))) => match reply.tokens(requests.len()) {
-            Some(tokens) => granted(guards, &tokens, &reply).map(Some),
+        Some((_, Ok(reply))) => match reply.tokens(places.len()) {
+            Some(tokens) => granted(guards, &tokens, &reply)
+                .map(|holds| Some(places.iter().copied().zip(holds).collect())),
             None if reply.has_busy_lock() => Ok(None),
             None => {
                 // Taking back what it had granted may have failed as well.
                 guards.iter_mut().for_each(AttemptGuard::abandon);
-                one_by_one(requests).await
+                one_by_one().await
             }
         },
         // It may concern one of them, and changed nothing.
         Some((_, Err(failure))) if !failure.is_transient() && !failure.is_indeterminate() => {
-            one_by_one(requests).await
+            one_by_one().await
         }
         Some((_, Err(failure))) => Err(guards[0].error(failure)),
-        None => Err(requests[0].runtime_ended()),
+        None => Err(first.runtime_ended()),
     }
 }
 
@@ -153,25 +167,4 @@ fn granted(mut guards: Vec<AttemptGuard>, tokens: &[u64], reply: &Reply) -> Resu
         OwnedLease::new(guard, lease)
     };
     Ok(guards.into_iter().zip(tokens).map(hold).collect())
-}
-
-/// Finds the lock that was refused, and why.
-async fn one_by_one(requests: &[&LockRequest]) -> Result<Option<Vec<OwnedLease>>, Error> {
-    let mut holds = Vec::with_capacity(requests.len());
-    for request in requests {
-        let Some(hold) = try_once(request).await? else {
-            release(holds).await;
-            return Ok(None);
-        };
-        holds.push(hold);
-    }
-    Ok(Some(holds))
-}
-
-/// Releases what is of no use without the others, so that none of it is held any more.
-async fn release(holds: impl IntoIterator<Item = OwnedLease>) {
-    for hold in holds {
-        // A failed release is logged, and repeated in the background.
-        let _logged = hold.release(None).await;
-    }
 }
