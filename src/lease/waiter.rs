@@ -9,8 +9,7 @@ use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
 use super::poll_budget::PollBudget;
-use super::shared_poll::SharedPoll;
-use crate::wire::{AnnouncedGrant, Mailbox};
+use crate::wire::Mailbox;
 
 /// The pause before the first poll of a waiter; each later one is twice as long.
 pub(super) const FIRST_POLL: Duration = Duration::from_millis(250);
@@ -74,7 +73,7 @@ impl Waiter {
         };
         let shared_poll = entry.as_ref().filter(|_| is_busy).and_then(join);
         loop {
-            let Some(message) = next_message(mailbox, shared_poll.as_ref(), until).await else {
+            let Ok(message) = timeout_at(until, mailbox.wait()).await else {
                 if is_notified {
                     return if budget.take().is_ok() { WakeEvent::Notified } else { WakeEvent::PollDue };
                 }
@@ -96,24 +95,5 @@ impl Waiter {
                 Err(_) => {}
             }
         }
-    }
-}
-
-/// The next message, which may name a grant; `None` once it is time to poll.
-async fn next_message(
-    mailbox: &Mailbox,
-    shared_poll: Option<&SharedPoll<'_>>,
-    until: Instant,
-) -> Option<Option<AnnouncedGrant>> {
-    let woken = async {
-        match shared_poll {
-            Some(shared_poll) => shared_poll.woken().await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        message = timeout_at(until, mailbox.wait()) => message.ok(),
-        () = woken => None,
     }
 }

@@ -114,8 +114,8 @@ async fn rwlock_standalone_readers_are_kept_waiting_when_others_give_up() {
     readers.remove(0).await.unwrap().release().await.unwrap();
 }
 
-/// Most give up at the same moment, with one limit for all, and so may all that look for polls. The
-/// rest must not lose their places before they look.
+/// Most give up at the same moment, with one limit for all. The rest must not lose their places
+/// before one of them polls.
 #[tokio::test]
 async fn rwlock_standalone_readers_are_kept_waiting_when_most_give_up_at_once() {
     let server = Server::start().await;
