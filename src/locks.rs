@@ -141,7 +141,7 @@ impl Locks {
     /// A receiver that falls 1,024 events behind misses the oldest. Until this is called, events
     /// cost nothing.
     pub fn events(&self) -> Events {
-        self.client.observer.events()
+        self.client.origin.observer.events()
     }
 
     /// Waits until all dropped guards and calls have been released; on a quorum, by a majority of

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::kind::{Kind, WITHOUT_TTL};
 use super::validity::trusted_span;
 use crate::clock::Moment;
-use crate::deployment::Deployment;
 use crate::error::{Context, Error};
 use crate::events::{Event, Observer};
 use crate::fencing::FencingToken;
@@ -41,16 +40,25 @@ pub(super) struct QueueTerms {
 /// What all attempts of a client share.
 #[derive(Debug)]
 pub(crate) struct Origin {
-    /// Not the nodes: a lease outlives its client, and would keep the connections open.
-    pub(super) deployment: Deployment,
-    pub(super) nodes: Arc<[String]>,
+    /// The label of the node that decides alone. `None` if several nodes decide: each has its own
+    /// failure. Not the node: a lease outlives its client, and would keep the connections open.
+    pub(super) server: Option<String>,
+    /// Its nodes lose their votes when they restart.
+    pub(super) has_restart_guard: bool,
     /// What the text of each attempt ends with: the [labels](crate::labels::Labels).
     pub(super) suffix: Arc<str>,
-    pub(super) observer: Arc<Observer>,
+    pub(crate) observer: Arc<Observer>,
     /// The client's.
     pub(super) runtime: Handle,
     /// A lease may outlive it.
     pub(super) client: Weak<dyn Any + Send + Sync>,
+}
+
+impl Origin {
+    /// Adds the server that decides alone, if one does.
+    pub(super) fn on_server(&self, context: Context) -> Context {
+        self.server.iter().fold(context, |context, server| context.on(server))
+    }
 }
 
 /// One try to get a lock. Each of its requests carries its id, which makes the requests idempotent.
@@ -61,7 +69,7 @@ pub(crate) struct Attempt {
     /// `None`: the attempt itself.
     pub(super) owner: Option<Owner>,
     pub(super) id: Uuid,
-    origin: Arc<Origin>,
+    pub(super) origin: Arc<Origin>,
     /// Its requests whose effect is unknown.
     pub(super) in_flight: Arc<InFlight>,
     /// Its position in the queues, sent again to a node that has lost it.
@@ -150,24 +158,9 @@ impl Attempt {
         Word::Id(self.id, Arc::clone(&self.origin.suffix))
     }
 
-    /// The client's runtime.
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.origin.runtime
-    }
-
-    /// The client, while it lives. A file that knows its type downcasts it.
-    pub(super) fn client(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.origin.client.upgrade()
-    }
-
-    /// Where to say what happens to it.
-    pub(super) fn observer(&self) -> &Arc<Observer> {
-        &self.origin.observer
-    }
-
     /// A guard was dropped, and its hold left to other tasks: no request releases it now.
     pub(super) fn report_release(&self) {
-        self.observer().emit(|| Event::Released { lock: self.name.clone(), kind: self.kind.name });
+        self.origin.observer.emit(|| Event::Released { lock: self.name.clone(), kind: self.kind.name });
     }
 
     /// Notes whether no guard has the hold.
@@ -187,18 +180,6 @@ impl Attempt {
     /// The owner as the server knows it.
     pub(super) fn owner(&self) -> Cow<'_, str> {
         self.owner.as_ref().map_or_else(|| self.text().into(), |owner| Cow::Borrowed(&*owner.0))
-    }
-
-    /// The label of the node that decides alone. `None` if several nodes decide: each has its own
-    /// failure.
-    pub(super) fn server(&self) -> Option<&str> {
-        let Origin { nodes, deployment, .. } = &*self.origin;
-        nodes.first().filter(|_| deployment.decides_alone()).map(String::as_str)
-    }
-
-    /// Whether its nodes lose their votes when they restart.
-    pub(super) fn has_restart_guard(&self) -> bool {
-        self.origin.deployment.has_restart_guard
     }
 
     /// The client that the attempt belongs to, for logs.

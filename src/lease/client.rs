@@ -35,8 +35,7 @@ pub(crate) struct Client {
     /// Those that calls of one owner share.
     pub(super) nested_holds: Guarded<HashMap<NestedKey, Weak<dyn Any + Send + Sync>>>,
     pub(super) shared_polls: SharedPolls,
-    pub(super) origin: Arc<Origin>,
-    pub(crate) observer: Arc<Observer>,
+    pub(crate) origin: Arc<Origin>,
 }
 
 /// Where a client connects.
@@ -93,14 +92,13 @@ impl Client {
             nested_holds: Guarded::default(),
             shared_polls: SharedPolls::default(),
             origin: Arc::new(Origin {
-                deployment: nodes.deployment,
-                nodes: Arc::clone(&nodes.labels),
+                server: nodes.deployment.decides_alone().then(|| nodes.labels[0].clone()),
+                has_restart_guard: nodes.deployment.has_restart_guard,
                 suffix: attempt_suffix.into(),
-                observer: Arc::clone(&observer),
+                observer,
                 runtime: nodes.runtime.clone(),
                 client: client.clone() as Weak<dyn Any + Send + Sync>,
             }),
-            observer,
             nodes,
         })
     }
@@ -149,17 +147,12 @@ impl Client {
 impl Client {
     /// What an operation on a lock was doing, and on which server, for its errors.
     pub(crate) fn context(&self, operation: Operation, lock: &Name) -> Context {
-        self.with_server(Context::of(operation, lock))
+        self.origin.on_server(Context::of(operation, lock))
     }
 
     /// The same for an operation without a lock.
     pub(crate) fn context_of_nodes(&self, operation: Operation) -> Context {
-        self.with_server(Context::new(operation))
-    }
-
-    /// If several nodes decide, each has its own failure.
-    fn with_server(&self, context: Context) -> Context {
-        if self.nodes.deployment.decides_alone() { context.on(&self.nodes.labels[0]) } else { context }
+        self.origin.on_server(Context::new(operation))
     }
 
     /// The error for the caller of an operation. Once the client's runtime has ended, that is the

@@ -187,7 +187,7 @@ impl JointHold {
                 end => released_after(&self.lease, end, client.context(Operation::Release, &attempt.name)),
             }
         });
-        releasing(attempt.observer(), what, left).await
+        releasing(&attempt.origin.observer, what, left).await
     }
 
     /// The hold is never released from now on, once its last member has left.

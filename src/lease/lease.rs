@@ -175,7 +175,7 @@ impl Lease {
         }
         // The caller has no timers. Once the client's runtime has ended, nothing renews the lease.
         let (lease, mut waiting) = (self.clone(), JoinSet::new()); // aborted if this is dropped
-        waiting.spawn_on(async move { lease.wait_for_end().await }, self.attempt().runtime());
+        waiting.spawn_on(async move { lease.wait_for_end().await }, &self.attempt().origin.runtime);
         let end = waiting.join_next().await.and_then(Result::ok);
         end.unwrap_or_else(|| self.end_as(LeaseEnd::Lost))
     }
@@ -231,11 +231,7 @@ impl Lease {
 
     /// The operation, lock and server, for errors.
     pub(crate) fn context(&self, operation: Operation) -> Context {
-        let context = Context::of(operation, self.name());
-        match self.attempt().server() {
-            Some(server) => context.on(server),
-            None => context,
-        }
+        self.attempt().origin.on_server(Context::of(operation, self.name()))
     }
 
     /// Moves the deadline to what a renewal promises that was sent at `sent`, and never beyond the

@@ -29,13 +29,13 @@ impl Lease {
                     lock = %name,
                     holder = lease.attempt().holder(),
                     token = lease.fencing_token().map(|token| token.get()),
-                    server = lease.attempt().server(),
+                    server = lease.attempt().origin.server.as_deref(),
                     reason = reason.text(),
                     "lost a lease: another client may hold the lock"
                 );
                 measure::lost(kind, reason);
                 lease.measure_end(end);
-                lease.attempt().observer().emit(|| Event::Lost { lock: name.clone(), kind, reason });
+                lease.attempt().origin.observer.emit(|| Event::Lost { lock: name.clone(), kind, reason });
             })
         })
     }

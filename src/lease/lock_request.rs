@@ -48,7 +48,7 @@ impl LockRequest {
 
     /// What spans, metrics and events say of it.
     pub(super) fn described(&self) -> Acquiring<'_> {
-        let (observer, lock, kind) = (&*self.client.observer, &self.name, self.kind.name);
+        let (observer, lock, kind) = (&*self.client.origin.observer, &self.name, self.kind.name);
         Acquiring { observer, lock, kind, _owner: self.owner.as_ref().map(|owner| &*owner.0) }
     }
 

@@ -78,7 +78,7 @@ impl Lease {
     }
 
     fn client(&self) -> Option<Arc<Client>> {
-        self.attempt().client()?.downcast().ok()
+        self.attempt().origin.client.upgrade()?.downcast().ok()
     }
 }
 
@@ -110,7 +110,7 @@ async fn renew(client: &Client, lease: &Lease) -> Result<(), Error> {
             drop(schedule);
             lease.wake_waiters();
             let what = (lease.name(), lease.kind().name, || lease.owner());
-            reports.extend(renewed(lease.attempt().observer(), what, until));
+            reports.extend(renewed(&lease.attempt().origin.observer, what, until));
         }
         LeaseState::Held => keeper.lose(schedule, lease, LeaseEnd::Lost, &mut reports),
         LeaseState::Lost => {

@@ -166,7 +166,7 @@ impl OwnedLease {
         let what = (&attempt.name, attempt.kind.name, || attempt.owner());
         let client = Arc::clone(&self.guard.client);
         let release = pin!(self.release_untraced(together));
-        let traced = pin!(releasing(attempt.observer(), what, release));
+        let traced = pin!(releasing(&attempt.origin.observer, what, release));
         client.run(traced, || client.context(Operation::Release, &attempt.name)).await
     }
 

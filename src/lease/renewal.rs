@@ -128,7 +128,7 @@ impl Keeper {
                         drop(schedule);
                         lease.wake_waiters();
                         let what = (lease.name(), lease.kind().name, || lease.owner());
-                        reports.extend(renewed(lease.attempt().observer(), what, until));
+                        reports.extend(renewed(&lease.attempt().origin.observer, what, until));
                     }
                     _ => self.lose(schedule, lease, LeaseEnd::Lost, reports),
                 }
@@ -237,7 +237,7 @@ impl Keeper {
             log_given_up(given_up);
             if is_released {
                 let what = (&attempt.name, attempt.kind.name, || attempt.owner());
-                released_in_background(attempt.observer(), what, has_held);
+                released_in_background(&attempt.origin.observer, what, has_held);
             }
             for (_server, _failure) in lasting {
                 event!(

@@ -59,8 +59,7 @@ impl Attempt {
             .shared(Word::All)
             .shared(purpose)
             .replicated(self.options.wants_replicas());
-        let is_guarded = self.has_restart_guard();
-        Arc::new(if is_guarded { call.shared(Word::Run).at_node(&self.name.node()) } else { call })
+        self.guarded(call)
     }
 
     /// Extends the lease. Without a TTL it only asks whether the owner holds the lock: scripts of
@@ -78,8 +77,7 @@ impl Attempt {
         let call = if self.kind.has_owner { call.own(self.owner_word()) } else { call };
         let call = call.shared(millis(self.options.ttl)).shared(self.id_word());
         let call = call.replicated(self.options.wants_replicas());
-        let is_guarded = self.has_restart_guard();
-        Arc::new(if is_guarded { call.shared(Word::Run).at_node(&self.name.node()) } else { call })
+        self.guarded(call)
     }
 
     /// Releases what the attempt holds and its place in the queue. With `is_final`, the server also
@@ -114,8 +112,7 @@ impl Attempt {
     pub(super) fn convert(&self, verb: &'static str) -> Arc<Call> {
         let call = self.call(verb).shared(millis(self.options.ttl)).shared(Word::MinimumToken);
         let call = call.shared(self.token_ttl()).shared(self.reserved_tokens()).shared(self.last_used());
-        let is_guarded = self.has_restart_guard();
-        Arc::new(if is_guarded { call.at_node(&self.name.node()) } else { call })
+        Arc::new(if self.origin.has_restart_guard { call.at_node(&self.name.node()) } else { call })
     }
 
     /// One poll for attempts of one client that are queued for the same lock with the same terms.
@@ -135,6 +132,12 @@ impl Attempt {
 
     fn owner_word(&self) -> Option<&Arc<str>> {
         self.owner.as_ref().map(|owner| &owner.0)
+    }
+
+    /// Only a node that has a vote may grant it.
+    fn guarded(&self, call: Call) -> Arc<Call> {
+        let is_guarded = self.origin.has_restart_guard;
+        Arc::new(if is_guarded { call.shared(Word::Run).at_node(&self.name.node()) } else { call })
     }
 
     fn with_depth(&self, call: Call) -> Call {
