@@ -53,12 +53,21 @@ pub struct Lease(pub(super) Arc<LeaseInner>);
 pub(super) struct LeaseInner {
     attempt: Arc<Attempt>,
     caller: Caller,
-    /// Its place among the keeper's leases. Read and written under the schedule's lock.
-    place: AtomicUsize,
     token: Option<FencingToken>,
     /// The time from which the deadline counts.
     pub(super) counts_from: Moment,
     deadline: Deadline,
+    /// The lease of the hold, if this is that of one of its members: its deadline counts, which the
+    /// keeper moves.
+    pub(super) of_hold: Option<Lease>,
+    pub(super) noted: LeaseNotes,
+}
+
+/// What becomes known of a lease after its grant.
+#[derive(Default)]
+pub(super) struct LeaseNotes {
+    /// Its place among the keeper's leases. Read and written under the schedule's lock.
+    place: AtomicUsize,
     /// Written once: the first of several ends decides.
     end: OnceLock<LeaseEnd>,
     /// Why it was lost, as was found first.
@@ -74,9 +83,6 @@ pub(super) struct LeaseInner {
     is_passed: AtomicBool,
     /// Its members have leases of their own.
     pub(super) is_shared: AtomicBool,
-    /// The lease of the hold, if this is that of one of its members: its deadline counts, which the
-    /// keeper moves.
-    pub(super) of_hold: Option<Lease>,
 }
 
 impl Lease {
@@ -87,27 +93,9 @@ impl Lease {
         until: Moment,
         of_hold: Option<Lease>,
     ) -> Lease {
-        let deadline = Deadline::new(until);
-        let place = AtomicUsize::new(usize::MAX);
-        let (end, loss_reason, notify) = (OnceLock::new(), OnceLock::new(), Notify::new());
-        let [is_reported, is_measured, is_renewing, is_passed, is_shared] = [false; 5].map(AtomicBool::new);
-        Lease(Arc::new(LeaseInner {
-            attempt,
-            caller: Caller::current(),
-            place,
-            token,
-            counts_from,
-            deadline,
-            end,
-            loss_reason,
-            notify,
-            is_reported,
-            is_measured,
-            is_renewing,
-            is_passed,
-            is_shared,
-            of_hold,
-        }))
+        let (caller, deadline) = (Caller::current(), Deadline::new(until));
+        let noted = LeaseNotes::default();
+        Lease(Arc::new(LeaseInner { attempt, caller, token, counts_from, deadline, of_hold, noted }))
     }
 
     /// The lease of one more member of this hold.
@@ -156,12 +144,12 @@ impl Lease {
     /// # }
     /// ```
     pub fn end(&self) -> Option<LeaseEnd> {
-        let decided = |end| *self.0.end.get_or_init(|| end);
+        let decided = |end| *self.0.noted.end.get_or_init(|| end);
         let ended = || match &self.0.of_hold {
             Some(hold) => hold.end().map(decided),
             None => self.0.deadline.has_passed().then(|| decided(LeaseEnd::Lost)),
         };
-        self.0.end.get().copied().or_else(ended)
+        self.0.noted.end.get().copied().or_else(ended)
     }
 
     /// Waits until the lease has ended, and returns how: a task that has a clone can distinguish a
@@ -182,8 +170,8 @@ impl Lease {
 
     async fn wait_for_end(&self) -> LeaseEnd {
         loop {
-            let notified = self.0.notify.notified();
-            let hold = self.0.of_hold.as_ref().map_or(&self.0.notify, |hold| &hold.0.notify);
+            let notified = self.0.noted.notify.notified();
+            let hold = self.0.of_hold.as_ref().map_or(&self.0.noted.notify, |hold| &hold.0.noted.notify);
             let hold_notified = hold.notified();
             tokio::pin!(notified, hold_notified);
             notified.as_mut().enable();
@@ -246,7 +234,7 @@ impl Lease {
         let until = self.longest_until().map_or(until, |longest| until.min(longest));
         let extended = self.0.deadline.extend(until);
         if extended {
-            self.0.is_renewing.store(false, Ordering::Relaxed);
+            self.0.noted.is_renewing.store(false, Ordering::Relaxed);
         }
         extended
     }
@@ -254,7 +242,7 @@ impl Lease {
     /// Those that wait for its end see the new deadline. Not under a lock: a waker may poll the
     /// task, which may use this client.
     pub(super) fn wake_waiters(&self) {
-        self.0.notify.notify_waiters();
+        self.0.noted.notify.notify_waiters();
     }
 
     /// A renewal is sent: if it is in time, a loss is not the fault of this process. Called under
@@ -262,35 +250,35 @@ impl Lease {
     /// the next task would not learn of the reply.
     pub(super) fn note_renewing(&self) {
         if !self.is_lost() {
-            self.0.is_renewing.store(true, Ordering::Relaxed);
+            self.0.noted.is_renewing.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether a renewal was sent of which the reply is not known.
     pub(super) fn is_renewing(&self) -> bool {
-        self.0.is_renewing.load(Ordering::Relaxed)
+        self.0.noted.is_renewing.load(Ordering::Relaxed)
     }
 
     /// Another task of this client has the hold.
     pub(super) fn note_passed(&self, is_passed: bool) {
-        self.0.is_passed.store(is_passed, Ordering::Relaxed);
+        self.0.noted.is_passed.store(is_passed, Ordering::Relaxed);
     }
 
     pub(crate) fn is_passed(&self) -> bool {
-        self.0.is_passed.load(Ordering::Relaxed)
+        self.0.noted.is_passed.load(Ordering::Relaxed)
     }
 
     /// Ends the lease, and returns how it ended: it may have ended before. It wakes no task, so it
     /// may be called under a lock; [`announce`](Lease::announce) follows.
     pub(super) fn end_as(&self, how: LeaseEnd) -> LeaseEnd {
-        let end = self.end().unwrap_or_else(|| *self.0.end.get_or_init(|| how));
+        let end = self.end().unwrap_or_else(|| *self.0.noted.end.get_or_init(|| how));
         self.0.deadline.end();
         end
     }
 
     /// Its members have leases of their own.
     pub(super) fn note_shared(&self) {
-        self.0.is_shared.store(true, Ordering::Relaxed);
+        self.0.noted.is_shared.store(true, Ordering::Relaxed);
     }
 
     /// Its deadline; now, if it has ended.
@@ -301,7 +289,7 @@ impl Lease {
     /// Its deadline; `None` if it has ended.
     fn deadline(&self) -> Option<Moment> {
         match &self.0.of_hold {
-            Some(hold) => hold.deadline().filter(|_| self.0.end.get().is_none()),
+            Some(hold) => hold.deadline().filter(|_| self.0.noted.end.get().is_none()),
             None => self.0.deadline.get(),
         }
     }
@@ -341,7 +329,7 @@ impl Lease {
 
     /// Whether this task or thread was granted it.
     pub(super) fn is_of(&self, caller: Caller) -> bool {
-        self.0.caller == caller && !self.0.is_shared.load(Ordering::Relaxed)
+        self.0.caller == caller && !self.0.noted.is_shared.load(Ordering::Relaxed)
     }
 
     /// Whether both are the same lease, not only of the same lock.
@@ -364,11 +352,11 @@ impl Lease {
 
     /// Its place among the keeper's leases, if it was ever there.
     pub(super) fn place(&self) -> usize {
-        self.0.place.load(Ordering::Relaxed)
+        self.0.noted.place.load(Ordering::Relaxed)
     }
 
     pub(super) fn note_place(&self, place: usize) {
-        self.0.place.store(place, Ordering::Relaxed);
+        self.0.noted.place.store(place, Ordering::Relaxed);
     }
 
     /// The time from which its deadline counts.

@@ -16,10 +16,10 @@ impl Lease {
     /// Wakes the tasks that wait for its end. The returned report logs a loss, once per lease; that
     /// of a hold stands for all its members.
     pub(super) fn announce(&self) -> Option<Report> {
-        self.0.notify.notify_waiters();
+        self.0.noted.notify.notify_waiters();
         let end = self.end().filter(|end| end.is_loss() && self.0.of_hold.is_none())?;
         let reason = self.loss_reason()?;
-        let is_first = !self.0.is_reported.swap(true, Ordering::Relaxed);
+        let is_first = !self.0.noted.is_reported.swap(true, Ordering::Relaxed);
         let lease = self.clone();
         is_first.then(|| -> Report {
             Box::new(move || {
@@ -48,10 +48,10 @@ impl Lease {
             LeaseEnd::Revoked => LossReason::Revoked,
             _ if hold.options().renewal == Renewal::Never => LossReason::Expired,
             _ if hold.longest_until().is_some_and(|longest| longest <= Moment::now()) => LossReason::MaxHold,
-            _ if !hold.0.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
+            _ if !hold.0.noted.is_renewing.load(Ordering::Relaxed) => LossReason::Stalled,
             _ => LossReason::NotRenewed,
         };
-        Some(*hold.0.loss_reason.get_or_init(found))
+        Some(*hold.0.noted.loss_reason.get_or_init(found))
     }
 
     /// The error of an operation on this lease, if it has ended.
@@ -76,8 +76,8 @@ impl Lease {
 
     /// Records for how long it was held. Once: a lease that was lost is forgotten later as well.
     pub(super) fn measure_end(&self, end: LeaseEnd) {
-        let is_shared = self.0.is_shared.load(Ordering::Relaxed);
-        if measure::ON && !is_shared && !self.0.is_measured.swap(true, Ordering::Relaxed) {
+        let is_shared = self.0.noted.is_shared.load(Ordering::Relaxed);
+        if measure::ON && !is_shared && !self.0.noted.is_measured.swap(true, Ordering::Relaxed) {
             let held = Moment::now().since(self.0.counts_from);
             measure::held(self.kind().name, end.word(), held);
         }
