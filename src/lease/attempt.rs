@@ -74,7 +74,8 @@ pub(crate) struct Attempt {
     pub(super) in_flight: Arc<InFlight>,
     /// Its position in the queues, sent again to a node that has lost it.
     pub(super) queued_at: OnceLock<u64>,
-    reserved: ReservedTokens,
+    /// Also those of the attempts that it was converted to. `None`: its hold is not passed on.
+    reserved: Option<Arc<ReservedTokens>>,
     /// When this client learned of its grant, if it is to hold the lock for at least some time.
     held_since: OnceLock<Moment>,
     /// When the last request was sent that has confirmed the hold of its grant; 0: none. A renewal
@@ -86,21 +87,11 @@ pub(crate) struct Attempt {
 }
 
 /// The tokens that an attempt reserves, if its hold may be passed on: one for each task.
-#[derive(Default)]
 struct ReservedTokens {
-    /// At most one: its hold is not passed on.
     count: u32,
     /// The last of them that was used; 0: none.
     last: AtomicU64,
     passes_left: AtomicU32,
-}
-
-impl ReservedTokens {
-    fn copied(&self) -> ReservedTokens {
-        let (last, passes_left) =
-            (self.last.load(Ordering::Relaxed), self.passes_left.load(Ordering::Relaxed));
-        ReservedTokens { count: self.count, last: last.into(), passes_left: passes_left.into() }
-    }
 }
 
 impl Attempt {
@@ -121,7 +112,7 @@ impl Attempt {
             origin,
             in_flight: Arc::default(),
             queued_at: OnceLock::new(),
-            reserved: ReservedTokens::default(),
+            reserved: None,
             held_since: OnceLock::new(),
             confirmed: AtomicU64::new(0),
             is_idle: AtomicBool::new(false),
@@ -130,13 +121,13 @@ impl Attempt {
 
     /// The same attempt, with tokens for as many tasks.
     pub(super) fn reserving(self, count: u32) -> Attempt {
-        let passes_left = AtomicU32::new(count.saturating_sub(1));
-        Attempt { reserved: ReservedTokens { count, passes_left, ..ReservedTokens::default() }, ..self }
+        let tokens = || ReservedTokens { count, last: 0.into(), passes_left: (count - 1).into() };
+        Attempt { reserved: (count > 1).then(|| Arc::new(tokens())), ..self }
     }
 
     /// How many tokens it reserves, if it is more than one.
     pub(super) fn reserved(&self) -> Option<u32> {
-        Some(self.reserved.count).filter(|count| *count > 1)
+        self.reserved.as_ref().map(|reserved| reserved.count)
     }
 
     /// The same hold as another kind, with other options.
@@ -146,7 +137,7 @@ impl Attempt {
             id: self.id,
             in_flight: Arc::clone(&self.in_flight),
             queued_at: self.queued_at.clone(),
-            reserved: self.reserved.copied(),
+            reserved: self.reserved.clone(),
             held_since: self.held_since.clone(),
             confirmed: self.confirmed.load(Ordering::Relaxed).into(),
             ..Attempt::new(Arc::clone(&self.origin), kind, self.name.clone(), options, None)
@@ -262,19 +253,19 @@ impl Attempt {
 
     /// The token of a lease that it has now.
     pub(super) fn note_token(&self, token: Option<FencingToken>) {
-        if self.reserved().is_some() {
-            self.reserved.last.store(token.map_or(0, FencingToken::get), Ordering::Relaxed);
+        if let Some(reserved) = &self.reserved {
+            reserved.last.store(token.map_or(0, FencingToken::get), Ordering::Relaxed);
         }
     }
 
     /// The last reserved token that was used, if several were reserved.
     pub(super) fn last_token(&self) -> Option<u64> {
-        Some(self.reserved.last.load(Ordering::Relaxed)).filter(|last| *last > 0)
+        self.last_used().filter(|last| *last > 0)
     }
 
     /// How many of the reserved tokens follow the last one that was used.
     pub(super) fn spare_tokens(&self) -> u32 {
-        self.reserved.passes_left.load(Ordering::Relaxed)
+        self.reserved.as_ref().map_or(0, |reserved| reserved.passes_left.load(Ordering::Relaxed))
     }
 
     /// The last token that is reserved for a lease with this one: the counter is above it once the
@@ -286,18 +277,19 @@ impl Attempt {
     /// What a release says of the reserved tokens: the last one that was used; 0 if no task has
     /// learned of the grant, so that calls which are dropped use none.
     pub(super) fn last_used(&self) -> Option<u64> {
-        self.reserved_tokens().map(|_| self.reserved.last.load(Ordering::Relaxed))
+        let reserved = self.reserved.as_ref().filter(|_| self.options.fencing == Fencing::On)?;
+        Some(reserved.last.load(Ordering::Relaxed))
     }
 
     /// Whether the next task that has the hold has a token of its own.
     pub(super) fn may_pass(&self) -> bool {
         let has_token = self.options.fencing == Fencing::Off || self.last_token().is_some();
-        has_token && self.reserved.passes_left.load(Ordering::Relaxed) > 0
+        has_token && self.spare_tokens() > 0
     }
 
     /// The token of the next task that has the hold.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
-        self.reserved.passes_left.fetch_sub(1, Ordering::Relaxed);
+        self.reserved.as_ref()?.passes_left.fetch_sub(1, Ordering::Relaxed);
         self.last_token().and_then(|last| self.token(last + 1))
     }
 

@@ -250,11 +250,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "converted-hold-forgets-its-place",
-        edits: &[edit(
-            "src/lease/attempt.rs",
-            "reserved: self.reserved.copied(),",
-            "reserved: ReservedTokens::default(),",
-        )],
+        edits: &[edit("src/lease/attempt.rs", "reserved: self.reserved.clone(),", "reserved: None,")],
         test: "quorum::queue::quorum_writer_that_reads_now_leaves_the_queue_of_a_node",
     },
     TestMutant {

@@ -52,7 +52,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
                 "!self.is_ended.load(Ordering::Relaxed) && Moment::now() < self.until\n",
                 "true\n",
             ),
-            edit("src/lease/attempt.rs", "self.reserved.passes_left.load(Ordering::Relaxed) > 0", "true"),
+            edit("src/lease/attempt.rs", "self.spare_tokens() > 0", "true"),
         ],
         test: "suite::mutex_standalone_push_resp2::other_clients_have_their_turn",
     },

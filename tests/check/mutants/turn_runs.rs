@@ -39,11 +39,7 @@ pub const TURN_RUNS: &[Mutant] = &[
         edits: &[
             NO_TIMER,
             NO_TIME,
-            Edit {
-                file: "src/lease/attempt.rs",
-                from: "self.reserved.passes_left.load(Ordering::Relaxed) > 0",
-                to: "true",
-            },
+            Edit { file: "src/lease/attempt.rs", from: "self.spare_tokens() > 0", to: "true" },
         ],
         setting: COMPETING,
         rules: &["bounded wait"],
