@@ -12,9 +12,6 @@ use super::keeper::Keeper;
 /// replaced, and its leases are asked about, within this and two round trips.
 const CHECK_PAUSE: Duration = Duration::from_millis(500);
 
-/// How many leases become due under one lock of the schedule.
-const AT_A_TIME: usize = 1024;
-
 impl Keeper {
     /// Looks after the connections of one node, until it is aborted. The client library does not
     /// tell that a connection was closed: the next request on it finds out.
@@ -25,7 +22,11 @@ impl Keeper {
                 self.nodes.node(place).check().await;
             }
             self.notice_connection(place);
-            self.ask_once_new();
+            // Here alone, and so twice a second at most: with a server that closes each connection
+            // after a while, one round would cause the next.
+            if self.schedule().ask_once_new() {
+                self.notify.notify_one();
+            }
         }
     }
 
@@ -33,18 +34,5 @@ impl Keeper {
     pub(super) fn notice_connection(&self, place: usize) {
         let connection = self.nodes.node(place).connection_state();
         self.schedule().notice_connection(place, connection);
-    }
-
-    /// Makes every lease due now, if a connection was noticed. Here alone, and so twice a second at
-    /// most: with a server that closes each connection after a while, one round would cause the
-    /// next.
-    fn ask_once_new(&self) {
-        let Some((now, holds)) = self.schedule().begin_to_ask() else { return };
-        for leases in holds.chunks(AT_A_TIME) {
-            let mut schedule = self.schedule();
-            leases.iter().for_each(|lease| schedule.expedite(lease, now));
-        }
-        drop(holds);
-        self.notify.notify_one();
     }
 }

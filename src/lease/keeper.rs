@@ -1,5 +1,5 @@
 //! [`Keeper`]: renews the leases of a client and releases what was dropped, batch after batch. Here
-//! is its task; `schedule.rs` has what is due when, and `renewal.rs` sends a batch.
+//! is its task; `schedule.rs` makes the next batch, and `renewal.rs` sends it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};

@@ -59,7 +59,8 @@ impl KeptLeases {
     }
 
     pub(super) fn remove(&mut self, lease: &Lease) -> Option<KeptLease> {
-        self.make_due(lease, None)?;
+        self.get(lease)?;
+        self.make_due(lease, None);
         if let Some(owner) = owner_of(lease)
             && let Some(places) = self.by_owner.get_mut(&owner)
         {
@@ -71,12 +72,20 @@ impl KeptLeases {
         self.all.try_remove(lease.place())
     }
 
-    /// Makes a lease due then, or at no time. `None` if it is not kept any more.
-    pub(super) fn make_due(&mut self, lease: &Lease, due: Option<Moment>) -> Option<()> {
-        let before = mem::replace(&mut self.get_mut(lease)?.due, due);
-        before.into_iter().for_each(|before| _ = self.due.remove(&(before, lease.place())));
+    /// Makes a lease due then, or at no time. False if it is not kept any more.
+    pub(super) fn make_due(&mut self, lease: &Lease, due: Option<Moment>) -> bool {
+        let Some(kept) = self.get_mut(lease) else { return false };
+        if let Some(before) = mem::replace(&mut kept.due, due) {
+            self.due.remove(&(before, lease.place()));
+        }
         self.due.extend(due.map(|due| (due, lease.place())));
-        Some(())
+        true
+    }
+
+    /// Makes all leases due now that are due at some time.
+    pub(super) fn expedite_all(&mut self, now: Moment) {
+        self.due = mem::take(&mut self.due).into_iter().map(|(_, place)| (now, place)).collect();
+        self.all.iter_mut().for_each(|(_, kept)| kept.due = kept.due.and(Some(now)));
     }
 
     /// The next lease that is due; beside others, also one that is due soon. From then on they are

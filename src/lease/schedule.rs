@@ -47,7 +47,7 @@ impl UnreleasedHolds {
     }
 }
 
-/// Which lease is due when, and what must be released.
+/// The leases that are due, and what must be released.
 #[derive(Default)]
 pub(super) struct Schedule {
     pub(super) pending_releases: BTreeMap<(Moment, u64), PendingRelease>,
@@ -148,9 +148,7 @@ impl Schedule {
     /// new connection made all leases due: the server may have lost it since.
     pub(super) fn insert(&mut self, lease: &Lease, due: Moment, sent: Moment, notify: &Notify) {
         let due = if self.has_asked_since(sent) { due.min(Moment::now()) } else { due };
-        if self.leases.make_due(lease, Some(due)).is_some()
-            && self.sleeps_until.is_some_and(|until| due < until)
-        {
+        if self.leases.make_due(lease, Some(due)) && self.sleeps_until.is_some_and(|until| due < until) {
             notify.notify_one();
         }
     }
@@ -272,23 +270,18 @@ impl Schedule {
         }
     }
 
-    /// All leases are made due, once a connection was noticed. Of one that a batch has, or a task
-    /// is still to be told of, [`insert`](Schedule::insert) finds that out.
-    pub(super) fn begin_to_ask(&mut self) -> Option<(Moment, Vec<Lease>)> {
-        let must_ask = std::mem::take(&mut self.must_ask);
-        must_ask.then(|| (Moment::now(), self.leases.iter().cloned().collect()))
+    /// Makes all leases due, once a connection was noticed: true. Of one that a batch has, or a
+    /// task is still to be told of, [`insert`](Schedule::insert) finds that out.
+    pub(super) fn ask_once_new(&mut self) -> bool {
+        if self.must_ask {
+            self.leases.expedite_all(Moment::now());
+        }
+        std::mem::take(&mut self.must_ask)
     }
 
     /// Whether a new connection was noticed after this request was sent.
     pub(super) fn has_asked_since(&self, sent: Moment) -> bool {
         self.asked_at.is_some_and(|asked| sent <= asked)
-    }
-
-    /// Makes a lease due now, unless it has ended or a batch has it.
-    pub(super) fn expedite(&mut self, lease: &Lease, now: Moment) {
-        if self.leases.get(lease).is_some_and(|kept| kept.due.is_some()) {
-            self.leases.make_due(lease, Some(now));
-        }
     }
 
     /// Whether a new hold has another token than one that its owner has already, of the same kind.
@@ -304,6 +297,6 @@ impl Schedule {
     pub(super) fn expedite_siblings(&mut self, lost: &[Lease]) {
         let siblings: Vec<Lease> =
             lost.iter().flat_map(|lease| self.leases.siblings(lease)).cloned().collect();
-        siblings.iter().for_each(|sibling| self.expedite(sibling, Moment::now()));
+        siblings.iter().for_each(|sibling| _ = self.leases.make_due(sibling, Some(Moment::now())));
     }
 }

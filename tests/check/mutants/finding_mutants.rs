@@ -13,11 +13,13 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "never-renewed-leases-not-asked-about",
         edits: &[edit(
-            "src/lease/schedule.rs",
-            "        if self.leases.get(lease).is_some_and(|kept| kept.due.is_some()) {\n",
-            "        if lease.options().renewal == crate::options::Renewal::Automatic
-                && self.leases.get(lease).is_some_and(|kept| kept.due.is_some())
-            {\n",
+            "src/lease/kept_leases.rs",
+            "        self.due = mem::take(&mut self.due).into_iter().map(|(_, place)| (now, place)).collect();
+        self.all.iter_mut().for_each(|(_, kept)| kept.due = kept.due.and(Some(now)));\n",
+            "        let kept = self.all.iter().map(|(_, kept)| kept).filter(|kept| kept.due.is_some());
+        let renewed = kept.filter(|kept| kept.lease.options().renewal == Renewal::Automatic);
+        let leases: Vec<Lease> = renewed.map(|kept| kept.lease.clone()).collect();
+        leases.iter().for_each(|lease| _ = self.make_due(lease, Some(now)));\n",
         )],
         test: "suite::mutex_cluster_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
