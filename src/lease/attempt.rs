@@ -178,11 +178,6 @@ impl Attempt {
         Labels::of_attempt(&self.text()).joint_name()
     }
 
-    /// How this attempt is queued, notified through `channel` or polling.
-    pub(super) fn queue_entry(&self, channel: Option<&Arc<str>>) -> QueueEntry {
-        Arc::new(QueueTerms { claim: self.claim(), channel: channel.cloned() })
-    }
-
     /// How long the lock is kept for this attempt once it is granted while it waits.
     pub(super) fn claim(&self) -> Duration {
         self.options.ttl.min(CLAIM)

@@ -165,28 +165,27 @@ impl Keeper {
         // At most one batch has what only a minority may still have.
         let (mut releasing, mut cleaning_up) = (0, 0);
         loop {
-            let next = loop {
-                // Not in the match: its lock would be held in the arms.
-                let (taken, is_closed) = self.take(releasing < MAX_RELEASING, cleaning_up == 0);
-                match taken {
-                    Ok(mut batch) => {
-                        let over = std::mem::take(&mut batch.over);
-                        say(over.iter().filter_map(Lease::announce).collect());
-                        for part in batch.by_patience(self.nodes.limit()) {
-                            let is_cleanup = usize::from(part.is_cleanup);
-                            let releases = usize::from(!part.is_cleanup && !part.releases.is_empty());
-                            (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
-                            let executed = Arc::clone(&self).execute(part);
-                            batches.spawn(async move {
-                                executed.await;
-                                (releases, is_cleanup)
-                            });
-                        }
+            // Not in the match: its lock would be held in the arms.
+            let (taken, is_closed) = self.take(releasing < MAX_RELEASING, cleaning_up == 0);
+            let next = match taken {
+                Ok(mut batch) => {
+                    let over = std::mem::take(&mut batch.over);
+                    say(over.iter().filter_map(Lease::announce).collect());
+                    for part in batch.by_patience(self.nodes.limit()) {
+                        let is_cleanup = usize::from(part.is_cleanup);
+                        let releases = usize::from(!part.is_cleanup && !part.releases.is_empty());
+                        (releasing, cleaning_up) = (releasing + releases, cleaning_up + is_cleanup);
+                        let executed = Arc::clone(&self).execute(part);
+                        batches.spawn(async move {
+                            executed.await;
+                            (releases, is_cleanup)
+                        });
                     }
-                    Err(Some(next)) => break next.since(Moment::now()).min(LONGEST_SLEEP),
-                    Err(None) if batches.is_empty() && is_closed => return,
-                    Err(None) => break LONGEST_SLEEP,
-                };
+                    continue;
+                }
+                Err(Some(next)) => next.since(Moment::now()).min(LONGEST_SLEEP),
+                Err(None) if batches.is_empty() && is_closed => return,
+                Err(None) => LONGEST_SLEEP,
             };
             tokio::select! {
                 () = self.notify.notified() => {}

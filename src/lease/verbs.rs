@@ -55,7 +55,10 @@ impl Attempt {
             .with_depth(queued_as(call, entry))
             .shared(self.options.grant_within.map(Word::Until))
             .shared(self.token_ttl())
-            .shared(if self.kind.capacity.is_some() { self.capacity() } else { self.reserved_tokens() })
+            .shared(match self.kind.capacity {
+                Some(capacity) => capacity(&self.options).map(u64::from),
+                None => self.reserved_tokens(),
+            })
             .shared(Word::All)
             .shared(purpose)
             .replicated(self.options.wants_replicas());
@@ -147,11 +150,6 @@ impl Attempt {
         } else {
             call
         }
-    }
-
-    /// How many attempts may hold the lock or wait for it, unless it is the default.
-    fn capacity(&self) -> Option<u64> {
-        (self.kind.capacity?)(&self.options).map(u64::from)
     }
 
     /// How many tokens it reserves, unless it is one.

@@ -1,9 +1,11 @@
 //! [`Waiter`]: how an attempt waits, and what wakes it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::attempt::QueueTerms;
 use super::attempt_guard::AttemptGuard;
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
@@ -47,7 +49,8 @@ impl Waiter {
         let (wakeups, attempt) = (&request.client.wakeups, &waiter.guard.attempt);
         waiter.longest_pause = request.longest_pause(attempt, is_notified);
         waiter.mailbox = is_notified.then(|| Mailbox::new(&wakeups.mailboxes, attempt.id));
-        waiter.guard.entry = Some(attempt.queue_entry(is_notified.then(|| wakeups.channel())));
+        let channel = is_notified.then(|| Arc::clone(wakeups.channel()));
+        waiter.guard.entry = Some(Arc::new(QueueTerms { claim: attempt.claim(), channel }));
         waiter
     }
 

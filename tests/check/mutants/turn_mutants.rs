@@ -13,7 +13,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "tokens-not-reserved",
-        edits: &[edit("src/lease/verbs.rs", "else { self.reserved_tokens() }", "else { None }")],
+        edits: &[edit("src/lease/verbs.rs", "None => self.reserved_tokens(),", "None => None,")],
         test: PASSED,
     },
     TestMutant {
