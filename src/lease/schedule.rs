@@ -1,4 +1,4 @@
-//! [`Schedule`]: which lease is due when, and what must be released.
+//! [`Schedule`]: the next batch: the leases that are due, and what must be released.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
