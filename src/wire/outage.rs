@@ -262,3 +262,63 @@ impl Drop for OutageRecord {
         }
     }
 }
+
+#[cfg(all(test, feature = "simulation"))]
+mod tests {
+    use redis::{ErrorKind, RedisError};
+    use tokio::time::advance;
+
+    use super::*;
+
+    /// So a call tries again within 41 seconds.
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn record() -> OutageRecord {
+        crate::simulation::skip_with_the_runtime();
+        OutageRecord::new(&Arc::from("node"), LIMIT, &Arc::default(), &Arc::default())
+    }
+
+    /// This part of the node lacks an ability, as a request shows. Whether that is said.
+    fn lacks(record: &OutageRecord, of: &Shard, ability: Ability) -> bool {
+        let failure = Failure::unsent(RedisError::from((ErrorKind::Io, "closed")));
+        record.change(None, &HashMap::new(), &HashMap::from([((of.clone(), ability), &failure)]))
+    }
+
+    /// Another part of the node replies.
+    fn another_replies(record: &OutageRecord) {
+        record.change(None, &HashMap::from([(Shard::Unserved, Ability::Reply)]), &HashMap::new());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_is_not_tried_for_long_may_succeed_again() {
+        let (record, shard) = (record(), Shard::All);
+        let is_lacking = || record.current(|| shard.clone(), Ability::Store).is_some();
+        assert!(lacks(&record, &shard, Ability::Write));
+        advance(Duration::from_secs(30)).await;
+        assert!(is_lacking());
+        assert!(!lacks(&record, &shard, Ability::Write), "it was said");
+        advance(Duration::from_secs(30)).await;
+        assert!(is_lacking(), "it was seen again");
+        advance(Duration::from_secs(20)).await;
+        assert!(!is_lacking());
+        assert!(lacks(&record, &shard, Ability::Write), "said again: it may have worked meanwhile");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_is_not_asked_is_forgotten_after_a_minute() {
+        let record = record();
+        for ability in [Ability::Reply, Ability::Write] {
+            let part = Shard::Master(String::new());
+            lacks(&record, &part, ability);
+            another_replies(&record);
+            advance(Duration::from_secs(45)).await;
+            another_replies(&record);
+            assert!(record.has_outage(), "{ability:?}");
+            assert!(record.current(|| Shard::Unserved, Ability::Store).is_none(), "it is another part");
+            advance(Duration::from_secs(20)).await;
+            assert!(record.current(|| part.clone(), Ability::Store).is_none(), "{ability:?}");
+            another_replies(&record);
+            assert!(!record.has_outage(), "{ability:?}");
+        }
+    }
+}
