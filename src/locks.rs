@@ -266,7 +266,7 @@ impl Locks {
     /// - [`Error::Name`]: the name is not allowed.
     pub fn reentrant_in_scope(&self, name: impl AsRef<str>) -> Result<ReentrantLock, Error> {
         let lock = self.lock(&REENTRANT, name.as_ref())?;
-        let Some(owner) = Owner::current() else { return Err(Error::NoOwner { name: lock.name }) };
+        let owner = owner_in_scope(&lock.name)?;
         Ok(ReentrantLock::new(lock, &owner))
     }
 
@@ -278,6 +278,37 @@ impl Locks {
     ///   rules.
     pub fn rwlock(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
         Ok(RwLock::new(self.lock(&READ, name.as_ref())?))
+    }
+
+    /// Returns the read-write lock of this name for the owner in whose [`scope`](Owner::scope) the
+    /// caller is, without a request: its calls nest.
+    ///
+    /// A lock of [`rwlock`](Locks::rwlock) has no owner inside of a scope either, since tasks share
+    /// only holds without one: many readers of one client then cost no request each.
+    ///
+    /// ```no_run
+    /// # async fn run(locks: redlatch::Locks) -> Result<(), redlatch::Error> {
+    /// use redlatch::{Error, Locks, Owner};
+    ///
+    /// async fn refresh(locks: &Locks) -> Result<(), Error> {
+    ///     locks.rwlock_in_scope("prices")?.run_write(async |_| Ok(())).await
+    /// }
+    ///
+    /// let read = async {
+    ///     let prices = locks.rwlock_in_scope("prices")?;
+    ///     prices.run_read(async |_| refresh(&locks).await).await // becomes the writer
+    /// };
+    /// Owner::new().scope(read).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::NoOwner`]: there is no scope around the caller.
+    /// - [`Error::Name`]: the name is not allowed.
+    pub fn rwlock_in_scope(&self, name: impl AsRef<str>) -> Result<RwLock, Error> {
+        let lock = self.lock(&READ, name.as_ref())?;
+        let owner = owner_in_scope(&lock.name)?;
+        Ok(RwLock::new(lock).with_owner(&owner))
     }
 
     /// Returns several locks of this client that are acquired together, without a request: mutexes,
@@ -315,4 +346,8 @@ impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locks").field("client", &self.client).field("options", &self.options).finish()
     }
+}
+
+fn owner_in_scope(name: &Name) -> Result<Owner, Error> {
+    Owner::current().ok_or_else(|| Error::NoOwner { name: name.clone() })
 }

@@ -80,7 +80,8 @@ impl Owner {
 
     /// Runs `work` as this owner: inside it, also in the functions that it calls,
     /// [`current`](Owner::current) returns the owner, and
-    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) uses it.
+    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) and
+    /// [`rwlock_in_scope`](crate::Locks::rwlock_in_scope) use it.
     ///
     /// **What it does not**: reach tasks that the work spawns. Give those the owner, in a scope of
     /// their own.

@@ -206,7 +206,8 @@ pub enum Error {
         /// Every node, and its reply.
         nodes: Vec<NodeOutcome>,
     },
-    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) was called outside of
+    /// [`Locks::reentrant_in_scope`](crate::Locks::reentrant_in_scope) or
+    /// [`rwlock_in_scope`](crate::Locks::rwlock_in_scope) was called outside of
     /// [`Owner::scope`](crate::Owner::scope), so it is unknown which holds would nest.
     NoOwner {
         /// The lock.

@@ -140,7 +140,7 @@ impl fmt::Display for Reason<'_> {
             Error::NoQuorum { nodes, .. } => no_quorum(nodes, f),
             Error::NoOwner { name } => write!(
                 f,
-                "the re-entrant lock {:?} has no owner here: call it inside Owner::scope, or name the owner",
+                "the lock {:?} has no owner here: call it inside Owner::scope, or name the owner",
                 name.as_str()
             ),
             Error::Name(error) => error.fmt(f),

@@ -63,6 +63,7 @@ async fn name_with_special_characters_works_or_is_refused() {
             locks.reentrant(name, &Owner::new()).map(drop),
             locks.rwlock(name).map(drop),
             locks.reentrant_in_scope(name).map(drop),
+            locks.rwlock_in_scope(name).map(drop),
         ];
         for outcome in refused {
             let Err(Error::Name(error)) = outcome else { panic!("{name:?}: {outcome:?}") };

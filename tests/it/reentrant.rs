@@ -78,19 +78,41 @@ async fn reentrant_holds_in_the_scope_of_an_owner_nest() {
     assert_eq!(count().await, None);
 }
 
-/// A re-entrant lock without an owner would wait for its own task.
+/// A function that reads calls one that writes.
 #[tokio::test]
-async fn reentrant_lock_outside_of_a_scope_is_an_error_before_any_request() {
+async fn read_write_holds_in_the_scope_of_an_owner_nest() {
+    let server = Server::start().await;
+    let (locks, owner) = (server.locks().await, Owner::new());
+    let write = async || {
+        let lock = locks.rwlock_in_scope("scoped").unwrap();
+        assert_eq!(lock.owner(), Some(&owner));
+        lock.run_write(async |_| Ok::<_, Error>(lock.inspect().await?.mode)).await
+    };
+    let read = async {
+        let lock = locks.rwlock_in_scope("scoped").unwrap();
+        lock.run_read(async |_| write().await).await
+    };
+    assert_eq!(soon("the upgrade", owner.scope(read)).await.unwrap(), redlatch::Mode::Write);
+    // Without that owner, the write would wait for the read.
+    let plain = async { locks.rwlock("scoped").map(|lock| lock.owner().cloned()) };
+    assert_eq!(owner.scope(plain).await.unwrap(), None);
+}
+
+/// Calls without an owner would wait for their own task.
+#[tokio::test]
+async fn lock_outside_of_a_scope_is_an_error_before_any_request() {
     let server = Server::start().await;
     let locks = server.locks().await;
     let before = server.scripts_run().await;
-    let error = locks.reentrant_in_scope("orphan").unwrap_err();
-    assert!(matches!(&error, Error::NoOwner { name } if name.as_str() == "orphan"), "{error:?}");
-    assert!(!error.is_transient() && !error.is_indeterminate() && error.context().is_none());
-    assert_eq!(
-        error.to_string(),
-        "the re-entrant lock \"orphan\" has no owner here: call it inside Owner::scope, or name the owner"
-    );
+    let refused = [locks.reentrant_in_scope("orphan").map(drop), locks.rwlock_in_scope("orphan").map(drop)];
+    for error in refused.map(Result::unwrap_err) {
+        assert!(matches!(&error, Error::NoOwner { name } if name.as_str() == "orphan"), "{error:?}");
+        assert!(!error.is_transient() && !error.is_indeterminate() && error.context().is_none());
+        assert_eq!(
+            error.to_string(),
+            "the lock \"orphan\" has no owner here: call it inside Owner::scope, or name the owner"
+        );
+    }
     assert!(matches!(locks.reentrant_in_scope(""), Err(Error::Name(_))));
     assert_eq!(server.scripts_run().await, before);
 }
