@@ -129,7 +129,7 @@ impl All {
     }
 
     /// Acquires all locks, runs `work` while all their leases are valid, and releases them, also if
-    /// the work fails.
+    /// the work fails or panics.
     ///
     /// **What it promises**: `Ok` means that all leases were valid when the work ended, and that
     /// the locks were released, or are in the background while the server fails. If one lease ends
@@ -156,6 +156,8 @@ impl All {
     /// # Errors
     /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`lock`](All::lock): the work has not begun.
+    /// - [`Error::Closed`] of [`Operation::Hold`](crate::Operation::Hold): the client was closed,
+    ///   and the work dropped.
     /// - [`Error::Lost`]: a lease ended before the work did; it names the lock.
     /// - Those of [`AllGuard::release`] that do not pass: the work is done.
     ///

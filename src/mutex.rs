@@ -107,7 +107,7 @@ impl Mutex {
     }
 
     /// Acquires the mutex, runs `work` while the lease is valid, and releases it, also if the work
-    /// fails.
+    /// fails or panics.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
     /// lock was released, or is in the background while the server fails. If the lease ends first,
@@ -131,6 +131,8 @@ impl Mutex {
     /// # Errors
     /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`lock`](Mutex::lock): the work has not begun.
+    /// - [`Error::Closed`] of [`Operation::Hold`](crate::Operation::Hold): the client was closed,
+    ///   and the work dropped.
     /// - [`Error::Lost`]: the lease ended before the work did.
     /// - Those of [`MutexGuard::release`] that do not pass: the work is done.
     ///

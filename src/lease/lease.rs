@@ -198,8 +198,8 @@ impl Lease {
     /// # Ok(()) }
     /// ```
     ///
-    /// If the lease ends first, `work` is dropped at its current await. What it has begun elsewhere
-    /// continues, which the fencing token is for.
+    /// If the lease ends first, `work` is dropped at its current await. What it has begun
+    /// elsewhere, as in `spawn_blocking`, continues: the fencing token is for that.
     ///
     /// # Errors
     /// - [`Error::Lost`]: the lease was [lost](LeaseEnd::Lost) or [revoked](LeaseEnd::Revoked).

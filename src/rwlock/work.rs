@@ -8,7 +8,7 @@ use crate::lease::Lease;
 
 impl RwLock {
     /// Acquires the lock to read, runs `work` while the lease is valid, and releases it, also if
-    /// the work fails.
+    /// the work fails or panics.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
     /// lock was released, or is in the background while the server fails. If the lease ends first,
@@ -29,6 +29,8 @@ impl RwLock {
     /// # Errors
     /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`read`](RwLock::read): the work has not begun.
+    /// - [`Error::Closed`] of [`Operation::Hold`](crate::Operation::Hold): the client was closed,
+    ///   and the work dropped.
     /// - [`Error::Lost`]: the lease ended before the work did.
     /// - Those of [`release`](crate::RwLockReadGuard::release) that do not pass: the work is done.
     ///
@@ -59,7 +61,7 @@ impl RwLock {
     }
 
     /// Acquires the lock to write, runs `work` while the lease is valid, and releases it, also if
-    /// the work fails.
+    /// the work fails or panics.
     ///
     /// **What it promises**: `Ok` means that the lease was valid when the work ended, and that the
     /// lock was released, or is in the background while the server fails. If the lease ends first,
@@ -83,6 +85,8 @@ impl RwLock {
     /// # Errors
     /// - That of the work, if it ended before its lease: a failed release is only logged.
     /// - Those of [`write`](RwLock::write): the work has not begun.
+    /// - [`Error::Closed`] of [`Operation::Hold`](crate::Operation::Hold): the client was closed,
+    ///   and the work dropped.
     /// - [`Error::Lost`]: the lease ended before the work did.
     /// - Those of [`release`](crate::RwLockWriteGuard::release) that do not pass: the work is done.
     ///

@@ -1,8 +1,10 @@
-//! Work that has ended when the server fails.
+//! Work that ends by itself, as the server fails, by a panic, or as the client is closed.
 
-use redlatch::Error;
+use std::time::Duration;
 
-use crate::support::{Kind, Server, eventually};
+use redlatch::{Context, Error, Operation};
+
+use crate::support::{Kind, Server, eventually, soon, ttl};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -34,4 +36,49 @@ async fn its_value_is_returned_although_the_release_fails_for_now() {
     refuses(false).await;
     drop((both, locks));
     server.assert_nothing_left().await;
+}
+
+/// Long before the TTL.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_panics_leaves_no_lock() {
+    let server = Server::start().await;
+    let locks = server.locks_with(ttl(3_600_000)).await;
+    for kind in KINDS {
+        let lock = kind.lock(&locks, kind.name());
+        let work = lock.clone();
+        let task =
+            tokio::spawn(async move { work.run(async |_| -> Result<(), Error> { panic!("work") }).await });
+        assert!(task.await.unwrap_err().is_panic(), "{kind:?}");
+        eventually("it is released", || async { !server.is_locked(&lock).await }).await;
+    }
+    drop(locks);
+    server.assert_nothing_left().await;
+}
+
+/// The operation of an error says whether the work had begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_a_close_drops_has_an_error_of_its_own() {
+    for kind in KINDS {
+        let server = Server::start().await;
+        let locks = server.locks().await;
+        let lock = kind.lock(&locks, kind.name());
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
+        let work = lock.clone();
+        let working = tokio::spawn(async move {
+            let work = async |_| {
+                begun.send(()).unwrap();
+                std::future::pending::<Result<(), Error>>().await
+            };
+            lock.run(work).await
+        });
+        has_begun.await.unwrap();
+        locks.close(Duration::from_secs(60)).await.unwrap();
+        let dropped = soon("the work is dropped", working).await.unwrap().unwrap_err();
+        let late = work.run(async |_| Ok::<_, Error>(())).await.unwrap_err();
+        let operations = [&dropped, &late].map(|error| {
+            assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+            error.context().map(Context::operation)
+        });
+        assert_eq!(operations, [Some(Operation::Hold), Some(Operation::Acquire)], "{kind:?}");
+    }
 }
