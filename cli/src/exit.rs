@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_current_process_group};
 
 use crate::messages;
 
@@ -42,36 +42,42 @@ const SIGNALED: u8 = 128;
 #[derive(Clone, Copy)]
 pub(crate) enum Exit {
     Code(u8),
-    /// This signal has ended the command, or the wait for its lock.
-    Signal(i32),
+    /// This signal has ended the wait for the lock.
+    Interrupted(Signal),
+    /// A signal has ended the command.
+    Killed(i32),
+    /// A key of the terminal has sent this signal to the command alone.
+    KilledByKey(Signal),
 }
 
 impl Exit {
-    pub(crate) fn by(signal: Signal) -> Exit {
-        Exit::Signal(signal.as_raw())
-    }
-
     /// As a command ended.
     pub(crate) fn of(status: ExitStatus) -> Exit {
         let code = |code: i32| Exit::Code(u8::try_from(code).unwrap_or(u8::MAX));
-        status.code().map_or_else(|| Exit::Signal(status.signal().unwrap_or(0)), code)
+        status.code().map_or_else(|| Exit::Killed(status.signal().unwrap_or(0)), code)
     }
 
-    /// A shell shows both ends as 130. But bash goes on with its script after an exit with 130, and
-    /// ends it if Ctrl-C has ended the program: <https://www.cons.org/cracauer/sigint.html>. A
-    /// handler of the signal stays until another program is executed; the shell exits where the
-    /// signal is ignored.
+    /// A shell shows both ends by SIGINT as 130. But bash goes on with its script after an exit
+    /// with 130, and ends it if Ctrl-C has ended the program:
+    /// <https://www.cons.org/cracauer/sigint.html>.
     pub(crate) fn now(self) -> ExitCode {
-        match self {
-            Exit::Code(code) => ExitCode::from(code),
-            Exit::Signal(signal) => {
-                if signal == Signal::INT.as_raw() {
-                    // Returns only if there is no shell.
-                    let _no_shell = Command::new("/bin/sh").args(["-c", "kill -s INT $$; exit 130"]).exec();
-                }
-                ExitCode::from(SIGNALED.saturating_add(u8::try_from(signal).unwrap_or(0)))
+        let signal = match self {
+            Exit::Code(code) => return ExitCode::from(code),
+            Exit::Interrupted(signal) => signal.as_raw(),
+            Exit::Killed(signal) => signal,
+            Exit::KilledByKey(signal) => {
+                // A script that called this program is to end too.
+                let _ = kill_current_process_group(signal);
+                signal.as_raw()
             }
+        };
+        if signal == Signal::INT.as_raw() {
+            // A handler stays until another program is executed. The shell exits where the signal
+            // is ignored. Its environment is empty: bash takes functions from there, as of `kill`.
+            let mut shell = Command::new("/bin/sh");
+            let _no_shell = shell.args(["-c", "command kill -s INT $$; exit 130"]).env_clear().exec();
         }
+        ExitCode::from(SIGNALED.saturating_add(u8::try_from(signal).unwrap_or(0)))
     }
 }
 

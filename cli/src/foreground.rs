@@ -25,7 +25,7 @@ use crate::proc::{number, stats};
 /// The first argument of the copy that returns the terminal; the group to return it to follows.
 pub(crate) const ROLE: &str = "__foreground";
 
-/// The longest time for which a copy may take to return the terminal.
+/// The longest time for which copies may take to return the terminal.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// The terminal of this process, which may have none.
@@ -92,18 +92,27 @@ impl Foreground {
         }
         let mut copy = Command::new(program()?);
         copy.arg0("redlatch").arg(ROLE).arg(getpgrp().as_raw_nonzero().to_string());
-        let mut copy = copy.process_group(self.group.as_raw_nonzero().get()).stdout(Stdio::null()).spawn()?;
-        // The shell may take the terminal at the same time, and the copy is stopped then.
+        copy.process_group(self.group.as_raw_nonzero().get()).stdout(Stdio::null());
         let start = Instant::now();
-        while copy.try_wait()?.is_none() {
-            if start.elapsed() > LIMIT {
-                copy.kill()?;
-                copy.wait()?;
-                break;
+        // A further Ctrl-C ends a copy before it has acted.
+        while self.has_group() && start.elapsed() <= LIMIT {
+            let mut copy = copy.spawn()?;
+            // The shell may take the terminal at the same time, and the copy is stopped then.
+            while copy.try_wait()?.is_none() {
+                if start.elapsed() > LIMIT {
+                    copy.kill()?;
+                    copy.wait()?;
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(())
+    }
+
+    /// Whether the command's group is the foreground group now.
+    fn has_group(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|terminal| tcgetpgrp(terminal).is_ok_and(|now| now == self.group))
     }
 }
 

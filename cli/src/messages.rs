@@ -51,8 +51,8 @@ pub(crate) fn write(line: String) {
     }
 }
 
-/// Waits until all messages are written. A signal ends the wait.
-pub(crate) async fn written(signals: &mut Signals) {
+/// Waits until all messages are written. A signal ends the wait, or has ended it before.
+pub(crate) async fn written(signals: &mut Signals, is_interrupted: bool) {
     IS_LAST.store(true, Ordering::Relaxed);
     let (sender, mut end) = oneshot::channel();
     if let Some(queue) = QUEUE.get()
@@ -61,7 +61,7 @@ pub(crate) async fn written(signals: &mut Signals) {
         tokio::select! {
             _ = &mut end => {}
             // It may have come long ago, while the server was silent.
-            _ = signals.forwarded() => {
+            () = async { if !is_interrupted { signals.forwarded().await; } } => {
                 let _ = tokio::time::timeout(LAST_CHANCE, end).await;
             }
         }

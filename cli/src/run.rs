@@ -118,7 +118,7 @@ impl RunArgs {
             say(&failure.text());
             Exit::Code(failure.code())
         });
-        messages::written(&mut signals).await;
+        messages::written(&mut signals, matches!(exit, Exit::Interrupted(_))).await;
         Ok(exit)
     }
 
@@ -139,7 +139,7 @@ impl RunArgs {
         }
         let locks = tokio::select! {
             biased;
-            signal = wait::interruption(signals) => return Ok(Exit::by(signal)),
+            signal = wait::interruption(signals) => return Ok(Exit::Interrupted(signal)),
             connected = self.wait.connect(builder) => match connected {
                 Ok(locks) => locks,
                 Err(failure) => return Ok(self.give_up(&failure)),
@@ -147,7 +147,7 @@ impl RunArgs {
         };
         let acquired = tokio::select! {
             biased;
-            signal = wait::interruption(signals) => Err(Exit::by(signal)),
+            signal = wait::interruption(signals) => Err(Exit::Interrupted(signal)),
             acquired = self.wait.acquire(&self.lock, &locks, &self.name, owner, start) => match acquired {
                 Ok(guard) => Ok(guard),
                 Err(failure) => return Ok(self.give_up(&failure)),
@@ -165,7 +165,7 @@ impl RunArgs {
             Ok(None) => tokio::select! {
                 biased;
                 // The server may be silent.
-                signal = wait::interruption(signals) => Ok(Exit::by(signal)),
+                signal = wait::interruption(signals) => Ok(Exit::Interrupted(signal)),
                 () = self.wait.report_conflict(&self.lock, &locks, &self.name) => Ok(Exit::Code(self.conflict_exit_code)),
             },
             Err(exit) => Ok(exit),

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -44,7 +43,7 @@ pub(crate) async fn run(
     let children = proc::children();
     let mut watchdog = tokio::select! {
         biased;
-        signal = signals.forwarded() => return Ok(Some(Exit::by(signal))),
+        signal = signals.forwarded() => return Ok(Some(Exit::Interrupted(signal))),
         started = Watchdog::start(grace, &name) => started.map_err(Failure::os("start the watchdog"))?,
     };
     let id = processes::new_id();
@@ -83,13 +82,14 @@ pub(crate) async fn run(
         signal: None,
         ended: None,
         was_lent: false,
+        key: None,
         is_reported: false,
         is_unreachable_reported: false,
         poll: POLL.0,
     };
     let before = tokio::select! {
         biased;
-        signal = signals.forwarded() => Some(Some(Exit::by(signal))),
+        signal = signals.forwarded() => Some(Some(Exit::Interrupted(signal))),
         () = std::future::ready(()) => lease.end().map(|end| {
             say(&format!("lock {:?}: its lease {}: nothing is started", command.name, reason(end)));
             None
@@ -131,8 +131,10 @@ struct Command {
     /// The command was ended by TERM, and is killed then.
     kill_at: Option<Instant>,
     is_killed: bool,
-    /// The last signal that was passed on.
+    /// The last signal that was passed on, or that a key has sent to the command alone.
     signal: Option<Signal>,
+    /// The latter, if it has ended the command.
+    key: Option<Signal>,
     /// When this program noticed that the group's leader has ended.
     ended: Option<Instant>,
     /// The terminal was the command's when the leader ended.
@@ -262,7 +264,8 @@ impl Command {
         }
         if self.signal.is_none() && self.was_lent {
             // Ctrl-C reached the command alone.
-            self.signal = by.filter(|by| [Signal::INT, Signal::QUIT].contains(by));
+            self.key = by.filter(|by| [Signal::INT, Signal::QUIT].contains(by));
+            self.signal = self.key;
         }
         if self.is_killed || self.kill_at.is_none() && self.signal.is_none() {
             return Ok(true);
@@ -371,14 +374,8 @@ impl Command {
         if let Some(error) = self.gate.failure() {
             gate::refuse(&self.program, &error, None);
         }
-        if self.was_lent
-            && let Some(signal @ (Signal::INT | Signal::QUIT)) =
-                status.signal().and_then(Signal::from_named_raw)
-        {
-            // Ctrl-C reached the command alone. A script that called this program is to end too.
-            let _ = kill_current_process_group(signal);
-        }
-        Ok((!is_lost).then(|| Exit::of(status)))
+        let exit = self.key.map_or_else(|| Exit::of(status), Exit::KilledByKey);
+        Ok((!is_lost).then_some(exit))
     }
 }
 

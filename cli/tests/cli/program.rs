@@ -127,13 +127,13 @@ impl RunningProgram {
     }
 }
 
-/// A process id that a command has printed.
 /// As a shell shows it. Of all signals only SIGINT ends the program as it ends its command.
 fn code_of(status: ExitStatus) -> i32 {
     let interrupted = || status.signal().filter(|signal| *signal == Signal::INT.as_raw());
     status.code().or_else(|| interrupted().map(|signal| 128 + signal)).expect("no other signal ended it")
 }
 
+/// A process id that a command has printed.
 pub fn pid(line: &str) -> Pid {
     Pid::from_raw(line.trim().parse().unwrap()).unwrap()
 }

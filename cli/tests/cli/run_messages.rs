@@ -139,6 +139,22 @@ async fn verbose_run_starts_its_command_although_stderr_is_blocked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn signal_ends_a_wait_although_stderr_is_blocked() {
+    let server = Server::start().await;
+    let locks = server.locks().await;
+    let guard = locks.mutex("job").unwrap().lock().await.unwrap();
+    let (_reader, writer) = full_pipe();
+    let words = ["run", "-v", "job", "echo", "started"];
+    let running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
+    eventually("it waits", || async { server.waiters("{lock:job}:waiters").await == 1 }).await;
+    let before = server.scripts_run().await;
+    eventually("the holder is looked up", || async { server.scripts_run().await > before }).await;
+    running.signal(Signal::INT);
+    assert_eq!(running.end().await.code, 128 + 2);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lock_is_released_although_stderr_is_blocked() {
     let server = Server::start().await;
     let (reader, writer) = full_pipe();

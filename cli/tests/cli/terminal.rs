@@ -6,9 +6,11 @@ use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
+use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::process::{Child, Command};
 
+use crate::program::{RunningProgram, ends, on, pid};
 use crate::support::{Server, eventually, soon};
 
 /// A process whose controlling terminal is a new one, and what it has written.
@@ -283,4 +285,61 @@ async fn interrupt_key_ends_a_bash_script() {
         assert!(!screen.contains("went-on"), "{screen}");
     }
     crate::program::is_held(&server, "job", false).await;
+}
+
+/// Each further Ctrl-C may end the copy of the program that is to take the terminal back.
+#[tokio::test(flavor = "multi_thread")]
+async fn script_has_the_terminal_after_many_interrupt_keys() {
+    let server = Server::start().await;
+    let script = format!("trap : INT; {REDLATCH} run job -- sh -c 'echo holds; cat'; read -r x; echo has-$x");
+    for _ in 0..4 {
+        let mut terminal = Terminal::start(&["bash", "-c", &script], &server);
+        terminal.shows("holds").await;
+        for _ in 0..20 {
+            terminal.press("\u{3}");
+        }
+        crate::program::is_held(&server, "job", false).await;
+        terminal.press("word\n");
+        terminal.shows("has-word").await;
+        assert_eq!(terminal.end().await.0, Some(0));
+    }
+}
+
+/// The one Ctrl-C that ends the command does not end the wait for its release: a second one does.
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupt_key_does_not_end_the_wait_for_the_release() {
+    let server = Server::start().await;
+    let words = ["run", "--node-timeout", "30s", "control", "--", "sh", "-c", "echo $$; exec sleep 600"];
+    let mut control = RunningProgram::start(on(&server, &words));
+    let command = pid(&control.line().await);
+    let words = ["run", "--node-timeout", "30s", "job", "--", "sh", "-c", "echo pid=$$; exec sleep 600"];
+    let mut terminal = Terminal::start(&[&[REDLATCH], words.as_slice()].concat(), &server);
+    terminal.shows("pid=").await;
+    server.pause();
+    terminal.press("\u{3}");
+    control.signal(Signal::INT);
+    ends(command).await;
+    control.signal(Signal::INT);
+    let ended = control.end().await;
+    assert!(ended.stderr.contains("was not released within"), "the second signal ended its wait: {ended:?}");
+    assert!(terminal.child.try_wait().unwrap().is_none(), "{}", terminal.screen());
+    server.resume();
+    let (code, screen) = terminal.end().await;
+    assert_eq!(code, None, "{screen}");
+    assert!(!screen.contains("was not released"), "{screen}");
+    crate::program::is_held(&server, "job", false).await;
+}
+
+/// A signal to the program is none of the terminal's.
+#[tokio::test(flavor = "multi_thread")]
+async fn signal_to_the_program_alone_reaches_no_script() {
+    let server = Server::start().await;
+    let script = format!("{REDLATCH} run job -- sh -c 'echo run=$PPID.; exec sleep 600'; echo went-on-$?");
+    let terminal = Terminal::start(&["bash", "-c", &script], &server);
+    terminal.shows(".").await;
+    let screen = terminal.screen();
+    let (_, rest) = screen.split_once("run=").unwrap();
+    kill_process(pid(rest.split_once('.').unwrap().0), Signal::INT).unwrap();
+    terminal.shows("went-on-130").await;
+    assert_eq!(terminal.end().await.0, Some(0));
 }
