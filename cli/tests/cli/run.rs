@@ -8,7 +8,7 @@ use redlatch::Owner;
 use tokio::io::AsyncReadExt as _;
 
 use crate::program::{RunningProgram, is_held, on, output, program, run_on};
-use crate::support::{DURABLE, Server, queued};
+use crate::support::{DURABLE, Server, queued, soon};
 
 /// A lock of each kind, as its options.
 const KINDS: [&[&str]; 5] = [&[], &["--reentrant"], &["--shared"], &["--exclusive"], &["-x", "-r"]];
@@ -303,11 +303,13 @@ async fn outage_limit_outlasts_a_server_that_is_away_for_a_moment() {
     let mut server = Server::start().await;
     for options in [&[][..], &["-n"], &["-w", "60"], &["-s", "-n"]] {
         server.kill();
+        let port = tokio::net::TcpListener::bind(("127.0.0.1", server.port())).await.unwrap();
         let words = [&["--outage-limit", "60"], options].concat();
-        let mut running = RunningProgram::start(on(&server, &run(&words, &["echo", "started"])));
-        // It tries meanwhile.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        assert!(running.child.try_wait().unwrap().is_none(), "{options:?}");
+        let running = RunningProgram::start(on(&server, &run(&words, &["echo", "started"])));
+        for _ in 0..2 {
+            drop(soon("it tries, and tries again", port.accept()).await.unwrap());
+        }
+        drop(port);
         server.restart().await;
         let ended = running.end().await;
         assert_eq!((ended.code, ended.stdout.as_str()), (0, "started\n"), "{options:?}: {ended:?}");
@@ -359,12 +361,12 @@ async fn label_names_the_holder() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_stays_held_if_the_server_was_away_when_the_command_ended() {
     let mut server = Server::start_with(&DURABLE).await;
-    let command = ["sh", "-c", "echo started; read -r line"];
+    let script = format!("kill -KILL {}; echo started; exit 1", server.process_id());
+    let command = ["sh", "-c", &script];
     let mut running =
         RunningProgram::start(on(&server, &run(&["--ttl", "60s", "--hold-at-least", "1h"], &command)));
     assert_eq!(running.line().await, "started");
-    server.kill();
-    running.child.stdin.take();
+    server.kill(); // reaps it
     let mut stderr = String::new();
     while !stderr.contains("could not release") {
         let more = running.child.stderr.as_mut().unwrap().read_u8().await.expect("a message");

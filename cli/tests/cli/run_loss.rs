@@ -1,6 +1,6 @@
 //! `redlatch run` when the lease is lost: the command ends before another holder can have the lock.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
@@ -121,16 +121,15 @@ async fn processes_that_outlive_their_leader_have_the_grace() {
     let clean_up = "trap \"echo term; sleep 1; echo done; exit\" TERM; echo in; while :; do sleep 0.1; done";
     for wrapper in ["bash -c", "timeout 1000 bash -c"] {
         let script = format!("{wrapper} '{clean_up}'; echo after");
-        let words = ["run", "--ttl", "9s", "--grace", "4500ms", "job", "--", "sh", "-c", &script];
+        let words = ["run", "--ttl", "10m", "--grace", "2m", "job", "--", "sh", "-c", &script];
         let mut running = RunningProgram::start(on(&server, &words));
         assert_eq!(running.line().await, "in");
         assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
-        let start = Instant::now();
+        server.kill_connections().await; // once it is connected again, it asks
+        // This waits for a minute at most, and KILL comes after two.
         let ended = running.end().await;
         assert_eq!(ended.code, 75, "{ended:?}");
         assert!(ended.stdout.ends_with("done\n"), "{wrapper}: {ended:?}");
-        // The renewal that finds out comes after three seconds, and the clean-up takes one.
-        assert!(start.elapsed() < Duration::from_millis(6500), "it waited for KILL: {:?}", start.elapsed());
     }
 }
 

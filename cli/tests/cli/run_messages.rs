@@ -169,8 +169,9 @@ async fn lock_is_released_although_stderr_is_blocked() {
     );
     assert_eq!(running.line().await, "in");
     running.signal(Signal::TERM);
-    // The message that names the process comes after a second.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // The message that names the process comes after a second, and each renewal after two.
+    let renewed = server.scripts_run().await + 2;
+    eventually("it is renewed twice", || async { server.scripts_run().await >= renewed }).await;
     assert!(server.run::<bool>(&["EXISTS", "lock:job"]).await);
     std::fs::write(file, "").unwrap();
     is_held(&server, "job", false).await;

@@ -146,9 +146,12 @@ async fn loss_ends_the_processes_that_the_command_has_left() {
 #[tokio::test(flavor = "multi_thread")]
 async fn background_process_runs_on_after_the_command() {
     let server = Server::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log");
     // A background process of a command that ends by itself runs on without the lock.
-    let script = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; echo $REDLATCH_RUNS";
-    let mut command = on(&server, &words(script));
+    let loops = format!("while :; do echo >>{}; sleep 0.05; done", log.display());
+    let script = format!("setsid sh -c '{loops}' >/dev/null 2>&1 & echo $!; echo $REDLATCH_RUNS");
+    let mut command = on(&server, &words(&script));
     command.env("REDLATCH_RUNS", "7-8");
     let mut running = RunningProgram::start(command);
     let process = pid(&running.line().await);
@@ -156,8 +159,10 @@ async fn background_process_runs_on_after_the_command() {
     assert!(runs.starts_with("7-8 ") && runs.split(' ').count() == 2, "{runs}");
     assert_eq!(running.end().await.code, 0);
     is_held(&server, "job", false).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(is_alive(process));
+    // Neither `run` nor its watchdog exists any more.
+    let count = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let before = count();
+    eventually("it goes on", || async { count() >= before + 2 }).await;
     rustix::process::kill_process(process, Signal::KILL).unwrap();
 }
 

@@ -1,6 +1,6 @@
 //! Signals to `redlatch run`: while it waits, and while its command runs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
@@ -54,16 +54,15 @@ async fn signal_ends_a_wait_for_a_silent_server() {
 async fn signal_ends_the_wait_for_a_release() {
     let server = Server::start().await;
     let script = format!("kill -STOP {}; echo $$; exit 7", server.process_id());
-    let mut running = RunningProgram::start(on(&server, &["run", "job", "--", "sh", "-c", &script]));
+    let words = ["run", "--node-timeout", "60s", "job", "--", "sh", "-c", &script];
+    let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
     // Reaped, so the release has begun, or begins without any pause.
     let proc = format!("/proc/{}", command.as_raw_nonzero());
     eventually("the command is reaped", || async { !std::path::Path::new(&proc).exists() }).await;
-    let start = Instant::now();
     running.signal(Signal::TERM);
+    // Without the signal, it takes several times the limit of a minute, and no line comes so late.
     let ended = running.end().await;
-    // Without the signal, it takes several times the limit of 20 s.
-    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(ended.code, 7, "{ended:?}");
     assert!(ended.stderr.contains("until its TTL expires"), "{ended:?}");
     server.resume();
@@ -210,11 +209,15 @@ async fn killed_watchdog_is_replaced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_watchdog_does_not_keep_the_lock() {
     let server = Server::start().await;
-    let words = ["run", "job", "--", "sh", "-c", "echo in; exec sleep 1"];
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    let script = format!("echo in; while [ ! -e {} ]; do sleep 0.05; done", go.display());
+    let words = ["run", "job", "--", "sh", "-c", &script];
     let mut running = RunningProgram::start(on(&server, &words));
     assert_eq!(running.line().await, "in");
     let watchdog = watchdog_of(running.pid()).unwrap();
     kill_process(watchdog, Signal::STOP).unwrap();
+    std::fs::write(&go, "").unwrap();
     assert_eq!(running.end().await.code, 0);
     assert!(!is_alive(watchdog));
     is_held(&server, "job", false).await;

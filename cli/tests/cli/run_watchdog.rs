@@ -158,8 +158,10 @@ async fn one_killed_or_stopped_during_the_grace_changes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn watchdog_that_was_stopped_does_not_end_a_renewed_command() {
     let server = Server::start().await;
-    let script = "echo in; sleep 8; echo done";
-    let words = ["run", "--ttl", "6s", "job", "--", "sh", "-c", script];
+    let directory = tempfile::tempdir().unwrap();
+    let go = directory.path().join("go");
+    let script = format!("echo in; while [ ! -e {} ]; do sleep 0.05; done; echo done", go.display());
+    let words = ["run", "--ttl", "6s", "job", "--", "sh", "-c", &script];
     let mut running = RunningProgram::start(on(&server, &words));
     assert_eq!(running.line().await, "in");
     let watchdog = watchdog_of(running.pid()).unwrap();
@@ -167,6 +169,9 @@ async fn watchdog_that_was_stopped_does_not_end_a_renewed_command() {
     // What it knew of the lease is over by then.
     tokio::time::sleep(Duration::from_millis(6500)).await;
     let _ = kill_process(watchdog, Signal::CONT);
+    let renewed = server.scripts_run().await + 2;
+    eventually("it is renewed twice", || async { server.scripts_run().await >= renewed }).await;
+    std::fs::write(&go, "").unwrap();
     let ended = running.end().await;
     assert_eq!((ended.code, ended.stdout.as_str()), (0, "done\n"), "{ended:?}");
 }

@@ -70,7 +70,8 @@ async fn ten_thousand_leases_outlive_a_hung_server(topology: Topology, hang: Dur
     sleep(hang).await; // longer than the TTL: leases that are not renewed end meanwhile
     for (server, keys) in others.iter().zip(&held) {
         let left: Vec<String> = server.run(&["KEYS", "lock:many-*"]).await;
-        assert_eq!(left.len(), keys.len(), "leases that other servers were to renew have ended");
+        // More: the slowest node of a quorum may have granted the last ones later.
+        assert!(left.len() >= keys.len(), "leases that other servers were to renew have ended");
     }
     hung.resume();
     drop((guards, locks));
@@ -225,11 +226,19 @@ async fn short_lease_outlives_a_silent_connection_beside_a_long_one() {
     let proxy = Proxy::start(server.port()).await;
     let options = ttl(7_200).node_timeout(Duration::from_secs(5));
     let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
-    let long = locks.mutex("long").unwrap().lock().await.unwrap();
-    // From then on, both are due at the same time.
-    sleep(Duration::from_millis(1_600)).await;
     let brief = locks.with_options(ttl(2_400).node_timeout(Duration::from_secs(5))).unwrap();
-    let short = brief.mutex("short").unwrap().lock().await.unwrap();
+    let start = Instant::now();
+    let (long, short) = loop {
+        let asked = Instant::now();
+        let long = locks.mutex("long").unwrap().lock().await.unwrap();
+        sleep(Duration::from_millis(1_600)).await;
+        let short = brief.mutex("short").unwrap().lock().await.unwrap();
+        // They share a batch if they are due within a thirtieth of the shorter TTL.
+        if asked.elapsed() < Duration::from_millis(1_660) {
+            break (long, short);
+        }
+        assert!(start.elapsed() < LONGEST_WAIT, "they were never due at the same time");
+    };
     proxy.hold_requests(true);
     renewed_by(short.lease(), Duration::from_secs(4)).await;
     renewed_by(long.lease(), Duration::from_secs(2)).await;

@@ -83,6 +83,7 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
         let lock = kind.lock(&client, &name);
         let ran = quorum.servers[2].scripts_run().await;
         proxies[2].hold_replies(true);
+        let held = proxies[2].held();
         let trying = tokio::spawn({
             let lock = lock.clone();
             async move { lock.try_lock().await }
@@ -90,11 +91,14 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
         // On a busy machine it may have released the grant before the test looks at the key.
         eventually("one node has granted the lock", || async { quorum.servers[2].scripts_run().await > ran })
             .await;
+        eventually("its reply is held back", || async { proxies[2].held() > held }).await;
         // The client receives the grant; its next requests to this node are lost.
         proxies[2].set_drops_requests(true);
         proxies[2].hold_requests(true);
+        let held = proxies[2].held();
         proxies[2].hold_replies(false);
-        sleep(TIMEOUT / 3).await;
+        // A script call is longer than what a connection sends by itself.
+        eventually("the try releases its grant", || async { proxies[2].held() > held + 100 }).await;
         trying.abort();
         sleep(TIMEOUT * 2).await;
         proxies[2].cut();

@@ -37,7 +37,6 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
     };
     let before = [value(fields[0].clone()).await, value(fields[1].clone()).await];
     eventually("the other hold is renewed", || async { value(fields[1].clone()).await != before[1] }).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(value(fields[0].clone()).await, before[0], "the other hold is unchanged");
     for guard in guards {
         assert!(!guard.lease().is_lost());
@@ -200,8 +199,9 @@ async fn rwlock_standalone_live_reader_blocks_writer_among_thousands_of_dead() {
             async move { lock.write().await }
         })
         .await;
-        tokio::time::sleep(Duration::from_millis(30)).await;
-        assert!(!writer.is_finished(), "the live reader still reads");
+        let before = server.scripts_run().await;
+        eventually("the writer polls", || async { server.scripts_run().await > before }).await;
+        assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Read, "the live reader still reads");
         reading.release().await.unwrap();
         soon("the waiter acquires", writer).await.unwrap().unwrap().release().await.unwrap();
         assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);

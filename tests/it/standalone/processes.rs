@@ -137,7 +137,7 @@ async fn stopped_waiter_ignores_an_expired_grant(kind: Kind) {
     let other = lock.for_another();
     let successor = soon("the claim expires", other.lock()).await.unwrap();
     worker.signal(Signal::CONT);
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    eventually("the worker queues again", || async { server.queued_for(&lock).await == 1 }).await;
     assert!(server.is_held_by(&lock, &successor).await);
     let token = successor.token();
     successor.release().await.unwrap();

@@ -6,7 +6,7 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, patient, renewed_by, soon, ttl};
+use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, idles, patient, renewed_by, soon, ttl};
 
 /// The server restarts from an old snapshot, and the first request detects the restart.
 pub async fn tokens_grow_after_restart_from_old_snapshot(mut setup: Setup) {
@@ -59,7 +59,8 @@ pub async fn retried_release_of_lost_lock_returns_error(mut setup: Setup) {
 
 pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
-    let lock = setup.lock_behind(&proxy, "leaking", ttl(2_700)).await;
+    let client = setup.client_behind(&proxy, ttl(2_700)).await;
+    let lock = setup.kind.lock(&client, "leaking");
     let watcher = setup.lock("leaking").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
@@ -67,10 +68,11 @@ pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     eventually("a renewal runs", || async { setup.deployment.scripts_run().await > before }).await;
     guard.leak();
     proxy.hold_replies(false);
-    sleep(Duration::from_millis(500)).await;
+    lock.inspect().await.unwrap(); // its reply comes behind the renewal's
+    idles(&client).await;
     assert!(setup.deployment.is_locked(&watcher).await, "a leaked lock is not released");
     eventually("the TTL ends the lease", || async { !setup.deployment.is_locked(&watcher).await }).await;
-    drop((lock, watcher));
+    drop((client, lock, watcher));
     setup.finish().await;
 }
 
