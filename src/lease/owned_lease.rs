@@ -231,7 +231,6 @@ impl OwnedLease {
         if let Some(end) = lease.end() {
             return Err(ended(end));
         }
-        self.keep_reserved();
         let trusted_until = lease.until();
         self.call = Some(OpenCall::new(&client.keeper, lease.name()));
         match client.keeper.forget(&lease, LeaseEnd::Released) {

@@ -15,7 +15,7 @@ mod turn_runs;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -77,14 +77,34 @@ impl Edit {
     }
 }
 
-/// Panics if the text of an edit no longer occurs. Every run of the checker calls this, since the
-/// mutants themselves run rarely.
+/// Panics if the text of an edit no longer occurs, or a test that is to find one. Every run of the
+/// checker calls this, since the mutants themselves run rarely.
 pub fn assert_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let tested = all_test_mutants().flat_map(|mutant| mutant.edits);
     for edit in all().flat_map(|mutant| mutant.edits).chain(tested) {
         edit.source(root);
     }
+    let suite = text_below(&root.join("tests/it"));
+    for mutant in all_test_mutants() {
+        let name = mutant.test.rsplit("::").next().unwrap_or(mutant.test);
+        assert!(
+            suite.contains(&format!("fn {name}(")),
+            "there is no test {}, of {}",
+            mutant.test,
+            mutant.name
+        );
+    }
+}
+
+/// The text of all sources in this folder.
+fn text_below(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path: PathBuf| match path.is_dir() {
+        true => text_below(&path),
+        false => std::fs::read_to_string(path).unwrap(),
+    };
+    entries.map(text).collect()
 }
 
 /// What a run prints, in its folder.

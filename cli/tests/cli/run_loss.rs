@@ -75,7 +75,7 @@ async fn command_that_exceeds_max_hold_ends() {
     assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{ended:?}");
     let words = ["run", "--ttl", "3s", "--max-hold", "2s", "job", "--", "true"];
     let ended = run_on(&server, &words).await;
-    assert!(ended.code == 64 && ended.stderr.contains("--max-hold is 2s"), "{ended:?}");
+    assert!(ended.code == 64 && ended.stderr.contains("at most --max-hold, 2s"), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -316,15 +316,6 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "standalone::restored_queue::one_that_is_released_on_a_new_connection_was_lost",
     },
     TestMutant {
-        name: "converted-hold-hides-what-it-keeps-reserved",
-        edits: &[edit(
-            "src/lease/owned_lease.rs",
-            "        self.keep_reserved();\n        let trusted_until",
-            "        let trusted_until",
-        )],
-        test: "standalone::reserved_tokens::holds_that_give_nothing_back_keep_the_counter_behind_the_clock",
-    },
-    TestMutant {
         name: "holder-deleted-before-it-is-replaced",
         edits: &[edit(
             "lua/reentrant.lua",

@@ -126,7 +126,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "upgrade-queued-last",
         edits: &[Edit { file: "lua/rwlock.lua", from: "      place = 0\n", to: "" }],
-        test: "scripts::rwlock::upgrade_is_first_in_the_queue",
+        test: "scripts::vectors::vectors_get_their_answers",
     },
     TestMutant {
         name: "upgrade-keeps-its-earlier-place",
@@ -135,7 +135,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
             from: "  local is_added = (not is_queued or place == 0)\n    and redis.call('ZADD', lock.queue, place == 0 and 'CH' or 'NX',",
             to: "  local is_added = not is_queued\n    and redis.call('ZADD', lock.queue, 'NX',",
         }],
-        test: "scripts::rwlock::upgrade_is_first_in_the_queue",
+        test: "scripts::vectors::vectors_get_their_answers",
     },
     TestMutant {
         name: "another-writer-admits-readers",
@@ -144,7 +144,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
             from: "      math.max(ends, lock.wait_until), unpack(upgrade))",
             to: "      ends, unpack(upgrade))",
         }],
-        test: "scripts::rwlock::second_writer_does_not_admit_new_readers_earlier",
+        test: "scripts::vectors::vectors_get_their_answers",
     },
     TestMutant {
         name: "rest-of-readers-not-notified",

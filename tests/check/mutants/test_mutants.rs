@@ -200,7 +200,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
         edits: &[Edit {
             file: "src/lease/wait_loop.rs",
             from: "(free_in + Duration::from_millis(1)).min(self.waiter.pause(self.waiter.polls))",
-            to: "(free_in + self.waiter.poll).min(self.waiter.poll)",
+            to: "(free_in + self.waiter.longest_pause).min(self.waiter.longest_pause)",
         }],
         test: "suite::mutex_standalone_push_resp2::waiter_acquires_after_holder_expires",
     },
