@@ -18,9 +18,14 @@ use crate::traces::acquiring;
 
 /// One try. `None`: another client holds the lock.
 pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<Hold>, Error> {
-    if let Some(part) = find_part(request).await? {
-        return Ok(Some(part));
+    match find_part(request).await? {
+        Some(part) => Ok(Some(part)),
+        // Boxed: its state is large, and a call that finds a part does not need it.
+        None => Box::pin(try_anew(request)).await,
     }
+}
+
+async fn try_anew(request: &LockRequest) -> Result<Option<Hold>, Error> {
     // Dropped after the call: a close must find what it had, here or with the keeper.
     let _open = OpenCall::new(&request.client.keeper, &request.name);
     let trying = pin!(async {
@@ -36,11 +41,15 @@ pub(crate) async fn try_acquire(request: &LockRequest) -> Result<Option<Hold>, E
 /// Waits for the lock, for at most `limit` if there is one, which covers connecting, waiting and
 /// retrying. A limit of zero means one try: the first request would never be answered in time.
 pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> Result<Hold, Error> {
-    if let Some(part) = find_part(request).await? {
-        return Ok(part);
+    match find_part(request).await? {
+        Some(part) => Ok(part),
+        None => Box::pin(acquire_anew(request, limit)).await,
     }
+}
+
+async fn acquire_anew(request: &LockRequest, limit: Option<Duration>) -> Result<Hold, Error> {
     if let Some(limit @ Duration::ZERO) = limit {
-        let granted = try_acquire(request).await?;
+        let granted = try_anew(request).await?;
         return granted.ok_or_else(|| request.timed_out(limit, true));
     }
     let _open = OpenCall::new(&request.client.keeper, &request.name);

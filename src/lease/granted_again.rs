@@ -39,7 +39,8 @@ impl Keeper {
             }
             let (sent, mut reports) = (Moment::now(), Vec::new());
             let (call, in_flight) = (lease.attempt().inspect(), Arc::default());
-            let votes = self.nodes.ask(&call, self.nodes.all_nodes(), &in_flight, WaitFor::All).await;
+            let asking = self.nodes.ask(&call, self.nodes.all_nodes(), &in_flight, WaitFor::All);
+            let votes = Box::pin(asking).await; // rarely: each release would carry its state
             self.compare_token(lease, sent, &votes.received, &mut reports);
             reports.into_iter().for_each(|report| report());
             let is_answered = last_token(&votes.received).is_some();

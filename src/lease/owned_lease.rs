@@ -176,6 +176,16 @@ impl OwnedLease {
             self.span.end(LeaseEnd::Released.word());
             return Ok(());
         }
+        // Boxed: its state is large, and a guard that passes its hold on does not need it.
+        Box::pin(self.release_on_server(together, doubt)).await
+    }
+
+    /// `doubt`: the server could not be asked whether the hold is a later grant.
+    async fn release_on_server(
+        mut self,
+        together: Option<&Together>,
+        doubt: Option<Failure>,
+    ) -> Result<(), Error> {
         let (client, attempt) = (Arc::clone(&self.guard.client), Arc::clone(&self.guard.attempt));
         let context = || client.context(Operation::Release, &attempt.name);
         self.call = Some(OpenCall::new(&client.keeper, &attempt.name));

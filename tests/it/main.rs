@@ -11,6 +11,7 @@ mod dead_waiters;
 mod errors;
 mod fenced_sql;
 mod fenced_write;
+mod future_sizes;
 mod insight;
 mod inspection;
 mod leader;
