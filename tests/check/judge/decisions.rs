@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Case, Hold, Verdict};
 use crate::history::FailureReason;
-use crate::plan::{Fault, NODE_TIMEOUT};
+use crate::plan::{Fault, LOCAL_TURN, NODE_TIMEOUT};
 use crate::run::Window;
 use crate::workload::LOCKS;
 
@@ -18,14 +18,14 @@ const MANY_REQUESTS: usize = 20;
 pub fn judge(case: &Case<'_>, verdict: &mut Verdict) {
     let windows = |fault: Fault| case.record.windows.iter().filter(move |window| window.fault == fault);
     for window in windows(Fault::Majority) {
-        if let Some(hold) = granted_in(case, window) {
+        if let Some(hold) = granted_in(case, window).find(|hold| !may_be_passed_on(case, hold, window)) {
             verdict.violates("decision", format!("{} was granted by a minority", case.describe(hold)));
         }
     }
     let minorities: Vec<&Window> = windows(Fault::Minority).collect();
     let away = |window: &&Window| window.away.map_or(Duration::ZERO, |(from, to)| to.since(from));
     let together: Duration = minorities.iter().map(away).sum();
-    if together > LONG_MINORITY && minorities.iter().all(|window| granted_in(case, window).is_none()) {
+    if together > LONG_MINORITY && minorities.iter().all(|window| granted_in(case, window).next().is_none()) {
         let text = format!("a minority was away for {together:?}, and the other nodes granted no lock");
         verdict.violates("decision", text);
     }
@@ -67,13 +67,23 @@ fn answered_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item
     case.holds.iter().filter(within)
 }
 
-/// A request that began and was granted while the nodes were away.
-fn granted_in<'a>(case: &'a Case<'_>, window: &Window) -> Option<&'a Hold> {
-    let (from, to) = window.away?;
-    let within = |hold: &&Hold| {
-        hold.inside.is_none() && hold.wants > from && hold.granted.is_some_and(|grant| grant.at < to)
+/// The requests that began and were granted while the nodes were away.
+fn granted_in<'a>(case: &'a Case<'_>, window: &'a Window) -> impl Iterator<Item = &'a Hold> {
+    let within = move |hold: &&Hold| {
+        let (Some((from, to)), Some(grant)) = (window.away, hold.granted) else { return false };
+        hold.inside.is_none() && hold.wants > from && grant.at < to
     };
-    case.holds.iter().find(within)
+    case.holds.iter().filter(within)
+}
+
+/// Whether its client had the lock when the nodes left, and its turn may have lasted until then: a
+/// hold is passed on without a request. A task may be late to receive it.
+fn may_be_passed_on(case: &Case<'_>, hold: &Hold, window: &Window) -> bool {
+    let (Some((from, _)), Some(grant)) = (window.away, hold.granted) else { return false };
+    let around = from - 2 * LOCAL_TURN..from;
+    let is_before = |other: &Hold| other.granted.is_some_and(|earlier| around.contains(&earlier.at));
+    let has_turn = |other: &Hold| other.place == hold.place && other.lock == hold.lock && is_before(other);
+    grant.at < from + 2 * LOCAL_TURN && case.holds.iter().any(has_turn)
 }
 
 /// Whether a request was granted while the nodes were away, and by the others: so long after they
