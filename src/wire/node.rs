@@ -160,9 +160,9 @@ impl Node {
         self.outage.current(shard, needed)
     }
 
-    fn note(&self, outcomes: &[(&Call, &Result<Reply, Failure>)]) {
+    fn note(&self, begun: Moment, outcomes: &[(&Call, &Result<Reply, Failure>)]) {
         let live = self.connection.current(false);
-        self.outage.note(live.as_ref().map(|live| &live.connection), outcomes);
+        self.outage.note(live.as_ref().map(|live| &live.connection), begun, outcomes);
     }
 
     /// Sends a call when its turn comes; once more if the connection turns out to be broken, which
@@ -173,12 +173,13 @@ impl Node {
     /// Not cancel safe: a request that was written may run, now or later; `sent_flag` says whether
     /// one was.
     pub(super) async fn send(&self, call: &Arc<Call>, sent_flag: &SentFlag) -> Result<Reply, Failure> {
+        let begun = Moment::now();
         let mut trying = pin!(self.try_send(call, sent_flag));
         let outcome = match self.place() {
             None => trying.await,
             Some(_) => self.unless_silent(call, trying.as_mut()).await,
         };
-        self.note(&[(call, &outcome)]);
+        self.note(begun, &[(call, &outcome)]);
         outcome
     }
 
@@ -317,11 +318,12 @@ impl Node {
         calls: &[&Arc<Call>],
         limit: Duration,
     ) -> Vec<Result<Reply, Failure>> {
+        let begun = Moment::now();
         let connected = match self.connection.get(false).await {
             Ok(connected) => connected,
             Err(source) => {
                 let failure = Err(Failure::unsent(source));
-                calls.first().into_iter().for_each(|call| self.note(&[(call, &failure)]));
+                calls.first().into_iter().for_each(|call| self.note(begun, &[(call, &failure)]));
                 return vec![failure; calls.len()];
             }
         };
@@ -344,7 +346,7 @@ impl Node {
         };
         let replies: Vec<_> = calls.iter().zip(answers).map(reply).collect();
         let outcomes: Vec<_> = calls.iter().map(|call| &***call).zip(&replies).collect();
-        self.note(&outcomes);
+        self.note(begun, &outcomes);
         replies
     }
 

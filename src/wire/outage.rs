@@ -27,11 +27,17 @@ pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// or with some options, nothing may be asked any more.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
+/// More than any request takes: two and a half of the longest node timeouts.
+const LONGEST_REQUEST: Duration = Duration::from_secs(180);
+
 type Outcome = Result<Reply, Failure>;
 
 /// Whether one node fails.
 pub(super) struct OutageRecord {
     outage: Guarded<Option<Outage>>,
+    /// When something was last shown to be possible again. A request that was begun before may fail
+    /// later: of a server that was stopped for a while, it would begin the next outage.
+    shown_again: Guarded<HashMap<(Shard, Ability), Moment>>,
     /// Whether there is an outage: read without taking the lock.
     has_outage: AtomicBool,
     /// More than the longest time between two tries of a call.
@@ -120,6 +126,7 @@ impl OutageRecord {
     ) -> OutageRecord {
         OutageRecord {
             outage: Guarded::default(),
+            shown_again: Guarded::default(),
             has_outage: AtomicBool::new(false),
             limit: 4 * limit + LONGEST_PAUSE,
             label: Arc::clone(label),
@@ -156,9 +163,14 @@ impl OutageRecord {
         Some((first.since, first.failure.clone()))
     }
 
-    /// Records the outcomes of requests that were sent together. An outage that begins or ends is
+    /// Records the outcomes of requests that were begun together. An outage that begins or ends is
     /// reported.
-    pub(super) fn note(&self, connection: Option<&Connection>, outcomes: &[(&Call, &Outcome)]) {
+    pub(super) fn note(
+        &self,
+        connection: Option<&Connection>,
+        begun: Moment,
+        outcomes: &[(&Call, &Outcome)],
+    ) {
         if !self.has_outage() && outcomes.iter().all(|(_, outcome)| outcome.is_ok()) {
             return;
         }
@@ -177,7 +189,7 @@ impl OutageRecord {
         }
         // Of one pipeline, a single reply shows that the server is up.
         lacking.retain(|(shard, ability), _| shown.get(shard).is_none_or(|shown| shown < ability));
-        if self.change(connection, &shown, &lacking) {
+        if self.change(connection, begun, &shown, &lacking) {
             let reports = Arc::clone(&self.reports);
             self.runtime.spawn(async move { reports.say().await });
         }
@@ -188,6 +200,7 @@ impl OutageRecord {
     fn change(
         &self,
         connection: Option<&Connection>,
+        begun: Moment,
         shown: &HashMap<Shard, Ability>,
         lacking: &HashMap<(Shard, Ability), &Failure>,
     ) -> bool {
@@ -201,9 +214,18 @@ impl OutageRecord {
                 |(shard, shown): (&Shard, &Ability)| (shard == of || *of == Shard::All) && shown >= ability;
             shown.iter().any(shows) || !shown.is_empty() && (lack.is_forgotten() || !is_there(of))
         };
-        outage.lacks.retain(|(shard, ability), lack| !is_over(shard, ability, lack));
+        let mut shown_again = self.shown_again.lock();
+        shown_again.retain(|_, shown| now.since(*shown) < LONGEST_REQUEST);
+        outage.lacks.retain(|key, lack| {
+            let is_over = is_over(&key.0, &key.1, lack);
+            if is_over {
+                shown_again.insert(key.clone(), now);
+            }
+            !is_over
+        });
         let mut reports: Vec<Report> = Vec::new();
-        for (key, failure) in lacking {
+        let is_new = |key: &(Shard, Ability)| shown_again.get(key).is_none_or(|shown| begun >= *shown);
+        for (key, failure) in lacking.iter().filter(|(key, _)| is_new(key)) {
             match outage.lacks.get_mut(key).filter(|lack| !lack.is_old(key.1, self.limit)) {
                 Some(lack) => lack.seen = now,
                 None => {
@@ -281,12 +303,14 @@ mod tests {
     /// This part of the node lacks an ability, as a request shows. Whether that is said.
     fn lacks(record: &OutageRecord, of: &Shard, ability: Ability) -> bool {
         let failure = Failure::unsent(RedisError::from((ErrorKind::Io, "closed")));
-        record.change(None, &HashMap::new(), &HashMap::from([((of.clone(), ability), &failure)]))
+        let lacking = HashMap::from([((of.clone(), ability), &failure)]);
+        record.change(None, Moment::now(), &HashMap::new(), &lacking)
     }
 
     /// Another part of the node replies.
     fn another_replies(record: &OutageRecord) {
-        record.change(None, &HashMap::from([(Shard::Unserved, Ability::Reply)]), &HashMap::new());
+        let shown = HashMap::from([(Shard::Unserved, Ability::Reply)]);
+        record.change(None, Moment::now(), &shown, &HashMap::new());
     }
 
     #[tokio::test(start_paused = true)]
@@ -320,5 +344,21 @@ mod tests {
             another_replies(&record);
             assert!(!record.has_outage(), "{ability:?}");
         }
+    }
+
+    /// A server was stopped for a while. A request that was sent meanwhile is given up after a
+    /// later one was answered.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_of_an_outage_that_has_ended_begins_none() {
+        let (record, before) = (record(), Moment::now());
+        lacks(&record, &Shard::All, Ability::Reply);
+        another_replies(&record);
+        assert!(!record.has_outage());
+        let failure = Failure::unsent(RedisError::from((ErrorKind::Io, "closed")));
+        let lacking = HashMap::from([((Shard::All, Ability::Reply), &failure)]);
+        assert!(!record.change(None, before, &HashMap::new(), &lacking));
+        assert!(!record.has_outage());
+        assert!(record.change(None, Moment::now(), &HashMap::new(), &lacking));
+        assert!(record.has_outage());
     }
 }
