@@ -86,6 +86,8 @@ async fn granted_again(server: &Server, lock: &AnyLock, rival: &AnyLock) -> (Any
     let old = queue(server, rival).await;
     held.release().await.unwrap();
     let guard = soon("it is granted the lock", waiting).await.unwrap();
+    // The next renewal is due after ten seconds then, not after a third of the claim.
+    guard.lease().renew().await.unwrap();
     server.run::<()>(&["DEL", rival.key()]).await;
     let between = rival.lock().await.unwrap();
     let token = between.token();
