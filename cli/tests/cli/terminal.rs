@@ -249,8 +249,9 @@ async fn background_command_that_reads_the_terminal_stops_until_fg() {
 #[tokio::test(flavor = "multi_thread")]
 async fn suspend_key_without_a_shell_does_not_stop_the_command() {
     let server = Server::start().await;
-    let ticks = "while :; do echo tick; sleep 0.01; done";
-    let mut terminal = Terminal::start(&[REDLATCH, "run", "job", "--", "sh", "-c", ticks], &server);
+    // One process: a shell that is just starting another one waits for that, and is not stopped.
+    let ticks = "import time\nwhile True: print('tick', flush=True); time.sleep(0.01)";
+    let mut terminal = Terminal::start(&[REDLATCH, "run", "job", "--", "python3", "-c", ticks], &server);
     terminal.shows("tick").await;
     for presses in 1..3 {
         terminal.press("\u{1a}");
