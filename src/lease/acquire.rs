@@ -43,13 +43,13 @@ async fn try_anew(request: &LockRequest) -> Result<Option<Hold>, Error> {
 pub(crate) async fn acquire(request: &LockRequest, limit: Option<Duration>) -> Result<Hold, Error> {
     match find_part(request).await? {
         Some(part) => Ok(part),
-        None => Box::pin(acquire_anew(request, limit)).await,
+        None => acquire_anew(request, limit).await,
     }
 }
 
 async fn acquire_anew(request: &LockRequest, limit: Option<Duration>) -> Result<Hold, Error> {
     if let Some(limit @ Duration::ZERO) = limit {
-        let granted = try_anew(request).await?;
+        let granted = Box::pin(try_anew(request)).await?;
         return granted.ok_or_else(|| request.timed_out(limit, true));
     }
     let _open = OpenCall::new(&request.client.keeper, &request.name);

@@ -130,7 +130,7 @@ impl JointHold {
             // One that was late before asks for itself: where tasks are polled later than a turn
             // lasts, it would be late again, behind newer ones, as long as they come.
             if was_late || !front.is_one_of_several() {
-                let hold = wait_in_redis(request, progress, None).await?;
+                let hold = Box::pin(wait_in_redis(request, progress, None)).await?;
                 return Ok(JointHold::begin(hold, Some(&front)));
             }
             was_late = true;

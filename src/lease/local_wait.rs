@@ -48,7 +48,7 @@ pub(super) async fn wait_in_local_queue(
         if is_held {
             let mut guard = AttemptGuard::new(request, 1);
             progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
-            match acquire_round(&mut guard).await {
+            match Box::pin(acquire_round(&mut guard)).await {
                 AcquireOutcome::Granted(lease) => {
                     return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, lease)));
                 }

@@ -77,7 +77,8 @@ pub(super) async fn wait(request: &LockRequest, progress: &mut Progress) -> Resu
             },
         };
     }
-    wait_in_redis(request, progress, front).await
+    // Boxed: its state is large, and a task that receives a hold does not need it.
+    Box::pin(wait_in_redis(request, progress, front)).await
 }
 
 /// Waits in Redis, at the front of the local queue if the kind has one.

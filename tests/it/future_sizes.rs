@@ -2,7 +2,7 @@
 
 use crate::support::Server;
 
-/// Half a kilobyte to acquire, and a few times that to release.
+/// About two kilobytes: what only some calls need is allocated by those.
 #[tokio::test]
 async fn futures_of_calls_are_small() {
     let server = Server::start().await;
@@ -14,7 +14,7 @@ async fn futures_of_calls_are_small() {
         size_of_val(&rwlock.read()),
         size_of_val(&rwlock.try_write()),
     ];
-    assert!(acquiring.iter().all(|size| *size <= 512), "{acquiring:?}");
+    assert!(acquiring.iter().all(|size| *size <= 2_560), "{acquiring:?}");
     let (guard, reading) = (mutex.lock().await.unwrap(), rwlock.read().await.unwrap());
     let (releasing, leaving) = (guard.release(), reading.release());
     let sizes = [size_of_val(&releasing), size_of_val(&leaving)];
