@@ -31,8 +31,9 @@ use crate::name::Name;
 /// checks ten times a second.
 const WAIT_TICK: Duration = Duration::from_millis(100);
 
-/// How often a request to a cluster is sent while connections turn out to be broken, and by how
-/// much each pause is longer than the one before.
+/// How often a request to a cluster is sent at least while connections turn out to be broken, and
+/// by how much each pause is longer than the one before. More often until the slots were asked for:
+/// a replica may have replaced the master that refuses the connections.
 const CLUSTER_TRIES: u32 = 8;
 const CLUSTER_PAUSE: Duration = Duration::from_millis(5);
 
@@ -252,7 +253,8 @@ impl Node {
             };
             tries += 1;
             let is_last = if self.is_cluster() {
-                tries >= CLUSTER_TRIES || Moment::now().since(start) >= self.limit() / 2
+                let is_enough = tries >= CLUSTER_TRIES && connected.connection.has_asked_since(start);
+                is_enough || Moment::now().since(start) >= self.limit() / 2
             } else {
                 tries > 1
             };

@@ -13,6 +13,7 @@ use super::batcher::Batcher;
 use super::masters::Masters;
 use super::sending::{SentFlag, last};
 use super::transport::{RepliesByServer, introduction};
+use crate::clock::Moment;
 
 /// Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -116,6 +117,15 @@ impl Connection {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Whether the masters of a cluster are known as they were at `start` or later, or cannot be
+    /// asked for.
+    pub(in crate::wire) fn has_asked_since(&self, start: Moment) -> bool {
+        match self {
+            Connection::Server(_) => true,
+            Connection::Cluster(masters) => masters.has_asked_since(start),
         }
     }
 

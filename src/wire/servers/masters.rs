@@ -26,6 +26,7 @@ use super::seeds::{CLUSTER_DOWN, Seeds, ask_slots, at_address};
 use super::sending::{SentFlag, last};
 use super::slot_table::{SLOTS, SlotTable, master_at, slot_of, unserved};
 use super::transport::RepliesByServer;
+use crate::clock::Moment;
 use crate::guarded::Guarded;
 
 /// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
@@ -139,7 +140,7 @@ impl Masters {
         if let Some(master) = master() {
             return Ok(master);
         }
-        if self.table.lock().learned.is_some_and(|at| at.elapsed() < LEARNING_PAUSE) {
+        if self.has_asked_since(Moment::now() - LEARNING_PAUSE) {
             return Err(unserved());
         }
         timeout_at(deadline, self.learn(None)).await.map_err(|_| too_slow())??;
@@ -305,6 +306,11 @@ impl Masters {
         }
     }
 
+    /// Whether an attempt to learn the slots that began after `start` has ended, in whatever way.
+    pub(super) fn has_asked_since(&self, start: Moment) -> bool {
+        self.table.lock().asked.is_some_and(|asked| asked >= start)
+    }
+
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {
         self.table.lock().slots.get(&slot).cloned()
     }
@@ -327,8 +333,11 @@ impl Masters {
         let learning = self.dialing.runtime.spawn(async move {
             let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());
             let attempt = async {
+                let begun = Moment::now();
                 let learning = this.learn_once(without.as_deref());
-                timeout(this.limit(), learning).await.unwrap_or_else(|_| Err(too_slow()))
+                let outcome = timeout(this.limit(), learning).await.unwrap_or_else(|_| Err(too_slow()));
+                this.table.lock().asked = Some(begun);
+                outcome
             };
             this.learning.connect(seen, has_learned, attempt).await
         });

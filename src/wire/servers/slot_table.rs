@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::{Arg, Cmd, ConnectionInfo, RedisError, Value};
-use tokio::time::Instant;
 
 use super::super::request::Slot;
 use super::master::Master;
 use super::seeds::{CLUSTER_DOWN, MOST_NODES, with_settings_of};
+use crate::clock::Moment;
 
 pub(super) const SLOTS: u16 = 16_384;
 
@@ -17,7 +17,8 @@ pub(super) struct SlotTable {
     pub(super) slots: HashMap<Slot, Arc<Master>>,
     /// By address.
     pub(super) masters: HashMap<String, Arc<Master>>,
-    pub(super) learned: Option<Instant>,
+    /// When servers were asked for the slots by the latest attempt that has ended.
+    pub(super) asked: Option<Moment>,
 }
 
 impl SlotTable {
@@ -52,7 +53,6 @@ impl SlotTable {
             }
         }
         self.masters = masters;
-        self.learned = Some(Instant::now());
     }
 }
 
