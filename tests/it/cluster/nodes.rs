@@ -252,7 +252,7 @@ async fn cluster_call_waits_for_the_slots_to_be_learned() {
     let here = tag_at(&deployment, 0).await;
     let locks = Locks::builder()
         .cluster(urls("127.0.0.1", deployment.masters()))
-        .options(patient())
+        .options(patient().node_timeout(Duration::from_secs(60)))
         .connect()
         .await
         .unwrap();
@@ -264,8 +264,8 @@ async fn cluster_call_waits_for_the_slots_to_be_learned() {
     old.kill();
     let refusing = TcpListener::bind(("127.0.0.1", old.port())).await.unwrap();
     let mut calling = tokio::spawn(async move { lock.try_lock().await.unwrap() });
-    // More connections than the tries of a call, for which nothing else is to be waited for.
-    for _ in 0..40 {
+    // Each of eight tries connects twice. More than those are made only by a call that waits.
+    for _ in 0..24 {
         tokio::select! {
             connection = refusing.accept() => drop(connection.unwrap()),
             outcome = &mut calling => panic!("ended before the slots were learned: {outcome:?}"),

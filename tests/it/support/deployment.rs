@@ -346,8 +346,11 @@ impl Deployment {
     pub async fn has_failed_over(&mut self, master: usize) {
         let promoted = match self.topology {
             Topology::Cluster => {
-                let rest = self.masters.iter().enumerate().filter(|(place, _)| *place != master);
-                cluster::leads(&self.replicas[master], rest.map(|(_, server)| server)).await;
+                // Clients may ask any of them which master serves a slot.
+                let pairs = self.masters.iter().zip(&self.replicas).enumerate();
+                let rest =
+                    pairs.filter(|(place, _)| *place != master).flat_map(|(_, (one, other))| [one, other]);
+                cluster::leads(&self.replicas[master], rest.filter(|server| server.is_alive())).await;
                 master
             }
             _ => {
