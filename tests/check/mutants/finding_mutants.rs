@@ -79,6 +79,11 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "outages::a_request_that_comes_too_late_begins_no_outage",
     },
     TestMutant {
+        name: "cluster-call-fails-before-the-slots-are-asked-for",
+        edits: &[edit("src/wire/node.rs", " && connected.connection.has_asked_since(start)", "")],
+        test: "cluster::nodes::cluster_call_waits_for_the_slots_to_be_learned",
+    },
+    TestMutant {
         name: "renewal-waits-for-a-whole-lease",
         edits: &[edit("src/lease/schedule.rs", "    lease.span() / 4\n", "    lease.span()\n")],
         test: "lease::renewal::short_lease_outlives_a_silent_connection_beside_a_long_one",
