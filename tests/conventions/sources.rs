@@ -50,7 +50,8 @@ const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
         "answers ability error_replies failure script server_clock request transport connecting refused_connection \
-         seeds sentinel last_reply sending batcher master slot_table first_reply masters cluster \
+         seeds sentinel last_reply sending batcher master slot_table first_reply masters \
+         slot_learning cluster \
          connection endpoint servers facts handshake shared_connection in_flight script_failure outage \
          node votes nodes asking together wake_message late_notifications mailboxes subscriber wakeups",
     ),

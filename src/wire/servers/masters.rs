@@ -14,7 +14,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::super::error_replies::{is_broken, is_spent, too_slow};
 use super::super::request::{Batch, PreparedCall, Shard, Slot, TimedReply};
@@ -22,33 +22,30 @@ use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::first_reply::first_reply;
 use super::master::{Dialing, Master};
-use super::seeds::{CLUSTER_DOWN, Seeds, ask_slots, at_address};
+use super::seeds::{CLUSTER_DOWN, Seeds, at_address};
 use super::sending::{SentFlag, last};
 use super::slot_table::{SLOTS, SlotTable, master_at, slot_of, unserved};
 use super::transport::RepliesByServer;
 use crate::clock::Moment;
 use crate::guarded::Guarded;
 
-/// How many servers are asked at first, if none is known to reply: one may be dead, one may hang.
-const ASKED_AT_ONCE: usize = 3;
-
 /// Further servers are asked after each of these parts of the limit. Those before are still waited
 /// for: a server far away takes a quarter of a second for its connection and its reply.
-const PARTS: u32 = 8;
+pub(super) const PARTS: u32 = 8;
 
 /// How long a client that has learned the slots waits before it asks again.
-const LEARNING_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const LEARNING_PAUSE: Duration = Duration::from_millis(100);
 
 /// The masters of a cluster. A master that hangs delays only the requests for its own slots.
 pub(in crate::wire) struct Masters {
-    seeds: Arc<Seeds>,
-    dialing: Arc<Dialing>,
-    table: Guarded<SlotTable>,
-    learning: Connecting,
+    pub(super) seeds: Arc<Seeds>,
+    pub(super) dialing: Arc<Dialing>,
+    pub(super) table: Guarded<SlotTable>,
+    pub(super) learning: Connecting,
     /// How often the slots were learned.
-    lessons: AtomicU64,
+    pub(super) lessons: AtomicU64,
     /// Whether a task of its own learns the slots again.
-    is_learning: AtomicBool,
+    pub(super) is_learning: AtomicBool,
     next: AtomicUsize,
 }
 
@@ -186,20 +183,6 @@ impl Masters {
         self.learn_later(None);
     }
 
-    /// Learns the slots again, soon.
-    fn learn_later(self: &Arc<Masters>, without: Option<&str>) {
-        if self.is_learning.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let (this, without) = (Arc::clone(self), without.map(str::to_owned));
-        self.dialing.runtime.spawn(async move {
-            // It outlives the client by at most this. A failure is found again by the next request.
-            let _ = timeout(this.limit(), this.learn(without.as_deref())).await;
-            sleep(LEARNING_PAUSE.min(this.limit())).await;
-            this.is_learning.store(false, Ordering::SeqCst);
-        });
-    }
-
     /// Sends a request to every master, and returns the replies by address.
     pub(super) async fn send_to_all(self: &Arc<Masters>, request: &Cmd, limit: Duration) -> RepliesByServer {
         let deadline = Instant::now() + limit;
@@ -306,11 +289,6 @@ impl Masters {
         }
     }
 
-    /// Whether an attempt to learn the slots that began after `start` has ended, in whatever way.
-    pub(super) fn has_asked_since(&self, start: Moment) -> bool {
-        self.table.lock().asked.is_some_and(|asked| asked >= start)
-    }
-
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {
         self.table.lock().slots.get(&slot).cloned()
     }
@@ -321,63 +299,8 @@ impl Masters {
         let info = at_address(&by.or_else(|| self.seeds.all().into_iter().next())?, host, port)?;
         Some(master_at(&mut self.table.lock().masters, info))
     }
-
-    /// Asks servers for the slots, the masters that are connected first. Callers that wait for an
-    /// attempt share its failure.
-    ///
-    /// On the client's runtime: a caller that is not polled must not keep the turn, since all
-    /// others would wait for it, and no failover would be followed.
-    async fn learn(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
-        let (seen, lessons) = (self.learning.latest(), self.lessons.load(Ordering::SeqCst));
-        let (this, without) = (Arc::clone(self), without.map(str::to_owned));
-        let learning = self.dialing.runtime.spawn(async move {
-            let has_learned = || (this.lessons.load(Ordering::SeqCst) > lessons).then_some(());
-            let attempt = async {
-                let begun = Moment::now();
-                let learning = this.learn_once(without.as_deref());
-                let outcome = timeout(this.limit(), learning).await.unwrap_or_else(|_| Err(too_slow()));
-                this.table.lock().asked = Some(begun);
-                outcome
-            };
-            this.learning.connect(seen, has_learned, attempt).await
-        });
-        learning.await.map_err(std::io::Error::other)?
-    }
-
-    async fn learn_once(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
-        let mut masters: Vec<_> = self.table.lock().masters.values().cloned().collect();
-        masters.sort_by_key(|master| master.current().is_none());
-        for info in self.seeds.all() {
-            if !masters.iter().any(|master| master.info.addr() == info.addr()) {
-                masters.push(Arc::new(Master::new(info)));
-            }
-        }
-        masters.retain(|master| without != Some(master.address.as_str()));
-        let is_connected = masters.first().is_some_and(|master| master.current().is_some());
-        let deadline = Instant::now() + self.limit();
-        let tries = masters.into_iter().map(|master| {
-            let this = Arc::clone(self);
-            async move { this.slots_of(&master, deadline).await.map(|slots| (slots, master)) }
-        });
-        let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
-        let (slots, from) = first_reply(&self.dialing.runtime, tries, at_once, self.limit() / PARTS).await?;
-        self.seeds.replace_others(&slots, &from.info);
-        self.table.lock().adopt(&slots, &from);
-        self.lessons.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// What a server knows of the slots.
-    async fn slots_of(
-        self: &Arc<Masters>,
-        master: &Arc<Master>,
-        deadline: Instant,
-    ) -> Result<Vec<Vec<Value>>, RedisError> {
-        let live = master.live(&self.dialing, deadline).await?;
-        ask_slots(&mut live.batcher.connection(left_until(deadline)), &master.info).await
-    }
 }
 
-fn left_until(deadline: Instant) -> Duration {
+pub(super) fn left_until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }

@@ -18,6 +18,7 @@ mod refused_connection;
 mod seeds;
 mod sending;
 mod sentinel;
+mod slot_learning;
 mod slot_table;
 mod transport;
 

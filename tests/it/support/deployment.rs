@@ -346,11 +346,8 @@ impl Deployment {
     pub async fn has_failed_over(&mut self, master: usize) {
         let promoted = match self.topology {
             Topology::Cluster => {
-                // Clients may ask any of them which master serves a slot.
-                let pairs = self.masters.iter().zip(&self.replicas).enumerate();
-                let rest =
-                    pairs.filter(|(place, _)| *place != master).flat_map(|(_, (one, other))| [one, other]);
-                cluster::leads(&self.replicas[master], rest.filter(|server| server.is_alive())).await;
+                let (old, new) = (self.masters[master].port(), &self.replicas[master]);
+                cluster::leads(new, self.data().filter(|one| one.port() != old && one.is_alive())).await;
                 master
             }
             _ => {
