@@ -187,7 +187,7 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
 /// Whether a connection that failed with this error is of no further use: broken, silent, or to a
 /// server that was demoted. The client library replaces a connection only in the first case.
 pub(super) fn is_spent(error: &RedisError) -> bool {
-    is_broken(error) || is_demoted(error)
+    is_broken(error) || is_demoted(error) || says(error, "MASTERDOWN")
 }
 
 /// Nothing more is sent on this connection.

@@ -1,6 +1,8 @@
 //! [`SentinelMaster`]: finds the master that sentinels watch, whenever a connection is made.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
@@ -25,6 +27,8 @@ pub(crate) struct SentinelMaster {
     limit: Duration,
     /// The address that requests are sent to.
     place: watch::Sender<Option<ConnectionAddr>>,
+    /// The epoch of the report that named the master in use.
+    epoch: Arc<AtomicU64>,
 }
 
 /// A sentinel's report about the master.
@@ -51,7 +55,8 @@ impl SentinelMaster {
             let text = "a master's URL is redis://name or rediss://name";
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, text)));
         };
-        Ok(SentinelMaster { sentinels, name: name.clone(), master, limit, place: watch::Sender::new(None) })
+        let (name, place) = (name.clone(), watch::Sender::new(None));
+        Ok(SentinelMaster { sentinels, name, master, limit, place, epoch: Arc::default() })
     }
 
     /// The name of the master.
@@ -62,6 +67,14 @@ impl SentinelMaster {
     /// Finds the master's present address, as reported by the sentinel with the latest failover and
     /// confirmed by the server itself.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {
+        let (master, epoch) = self.find().await?;
+        self.epoch.store(epoch, Ordering::SeqCst);
+        Ok(master)
+    }
+
+    /// The master, and the epoch of the report that named it.
+    async fn find(&self) -> Result<(Client, u64), RedisError> {
+        let known = self.epoch.load(Ordering::SeqCst);
         let mut queries = JoinSet::new();
         for sentinel in &self.sentinels {
             queries.spawn(self.clone().ask(sentinel.clone()));
@@ -73,8 +86,9 @@ impl SentinelMaster {
         while let Ok(Some(answer)) = timeout(limit, queries.join_next()).await {
             match answer {
                 Ok(Ok(one)) => {
+                    // A sentinel that is cut off with a replaced master names that one.
+                    limit = if one.epoch < known { limit } else { REPORT_GATHERING };
                     reports.push(one);
-                    limit = REPORT_GATHERING;
                 }
                 Ok(Err(error)) => {
                     refusals += usize::from(rank(&error) > 0);
@@ -92,9 +106,13 @@ impl SentinelMaster {
             let not_yet = |why: RedisError| (ErrorKind::UnexpectedReturnType, text, why.to_string()).into();
             return Err(if is_lasting { failure } else { not_yet(failure) });
         };
+        if reports.len() == self.sentinels.len() {
+            // An operator may have made all of them forget the failovers.
+            self.epoch.store(latest.epoch, Ordering::SeqCst);
+        }
         let master = Client::open(self.at(latest))?;
         match self.role_of(&master).await {
-            Ok(Some(Value::BulkString(role))) if role == b"master" => Ok(master),
+            Ok(Some(Value::BulkString(role))) if role == b"master" => Ok((master, latest.epoch)),
             Ok(_) => {
                 // It may become one: a failover is under way.
                 let text = "the sentinels name a server that is not a master";
@@ -116,11 +134,10 @@ impl SentinelMaster {
 
     /// Whether the sentinels place the master elsewhere than requests are sent.
     pub(in crate::wire) async fn has_moved(&self) -> bool {
-        let master = timeout(self.limit, self.master()).await;
-        master.is_ok_and(|found| {
-            found
-                .is_ok_and(|master| self.place.borrow().as_ref() != Some(master.get_connection_info().addr()))
-        })
+        let Ok(Ok((master, epoch))) = timeout(self.limit, self.find()).await else { return false };
+        // One that knows less than what the master in use was found by says nothing about it.
+        let is_later = self.epoch.fetch_max(epoch, Ordering::SeqCst) <= epoch;
+        is_later && self.place.borrow().as_ref() != Some(master.get_connection_info().addr())
     }
 
     /// Records where requests are sent from now on.

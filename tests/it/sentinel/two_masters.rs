@@ -6,8 +6,10 @@ use std::time::Duration;
 use redlatch::{Error, Locks};
 
 use super::{MASTER, monitor, open};
-use crate::support::failover::{KINDS, SLACK, caught_up};
-use crate::support::{AnyLock, Deployment, Server, Stopwatch, Topology, eventually, notified_only, soon};
+use crate::support::failover::{KINDS, SLACK, caught_up, urls};
+use crate::support::{
+    AnyLock, Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon,
+};
 
 /// How often a client checks that it is connected to the master.
 const CHECK: Duration = Duration::from_secs(5);
@@ -89,6 +91,38 @@ async fn sentinel_latest_configuration_counts() {
         }
         eventually("all sentinels know the new master", || all_name(promoted)).await;
     }
+}
+
+/// A sentinel that is cut off with the old master answers first. A client that has used the new one
+/// waits for the others, and does not go back.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_client_does_not_go_back_to_an_old_master() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    deployment.fail_over(0).await;
+    let (promoted, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let sentinels = deployment.sentinels();
+    let others = Proxy::before(sentinels[1..].iter().map(Server::port).collect()).await;
+    let data = Proxy::before(deployment.data().map(Server::port).collect()).await;
+    let addresses = [urls("127.0.0.1", &sentinels[..1]), urls("127.0.0.2", &sentinels[1..])].concat();
+    let locks =
+        Locks::builder().sentinel(addresses, MASTER).options(notified_only()).connect().await.unwrap();
+    let lock = KINDS[0].lock(&locks, "first");
+    assert_acquired_at(promoted, &lock).await;
+    others.slow_down(Some(Duration::from_millis(80)));
+    let port = old.port().to_string();
+    // The other sentinels correct both every few seconds.
+    let is_outdated = async || {
+        sentinels[0].run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
+        sentinels[0].run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+        old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+        promoted.kill_connections().await;
+        assert_acquired_at(promoted, &lock).await;
+        names(&sentinels[0], old).await && is_master(old).await
+    };
+    soon("connected again while it is outdated", async { while !is_outdated().await {} }).await;
+    drop(locks);
+    others.outlive_clients().await;
+    data.outlive_clients().await;
 }
 
 /// The old master is cut off from sentinels and replicas, and still serves its connections: no

@@ -155,3 +155,20 @@ async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
     })
     .await
 }
+
+/// A server that was demoted, and must not serve stale data, refuses everything (MASTERDOWN). Its
+/// address leads to its successor already.
+#[tokio::test(flavor = "multi_thread")]
+async fn connection_to_a_replica_without_its_master_is_given_up() {
+    let (old, new) = (Server::start().await, Server::start().await);
+    let proxy = Proxy::start(old.port()).await;
+    let locks = Locks::builder().server(proxy.url()).options(patient()).connect().await.unwrap();
+    let lock = locks.mutex("a").unwrap();
+    lock.lock().await.unwrap().release().await.unwrap();
+    old.run::<()>(&["CONFIG", "SET", "replica-serve-stale-data", "no"]).await;
+    old.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    proxy.lead_to(new.port());
+    eventually("the successor serves it", || async { lock.try_lock().await.is_ok() }).await;
+    drop((lock, locks));
+    proxy.outlive_clients().await;
+}
