@@ -231,6 +231,9 @@ impl Node {
                 Err(source) => return Err(Failure::unsent(source).after(first_failure)),
             };
             let generation = connected.generation;
+            // Before the try, which goes to the master that is known now: it may be refused after
+            // the slots were learned.
+            let has_asked = connected.connection.has_asked_since(start);
             let error = match self.run(call, &connected, sent_flag).await {
                 Ok(answered) => {
                     // A grant of an earlier delivery may count from before.
@@ -253,8 +256,7 @@ impl Node {
             };
             tries += 1;
             let is_last = if self.is_cluster() {
-                let is_enough = tries >= CLUSTER_TRIES && connected.connection.has_asked_since(start);
-                is_enough || Moment::now().since(start) >= self.limit() / 2
+                tries >= CLUSTER_TRIES && has_asked || Moment::now().since(start) >= self.limit() / 2
             } else {
                 tries > 1
             };
@@ -263,7 +265,8 @@ impl Node {
                 let failure = examined.await;
                 return Err(first_failure.unwrap_or(failure));
             }
-            first_failure = first_failure.or(sent_flag.is_set().then_some(failure));
+            // A redirection was sent too, but has run nowhere.
+            first_failure = first_failure.or(Some(failure).filter(Failure::is_indeterminate));
             sleep(CLUSTER_PAUSE * (tries - 1)).await;
         }
     }

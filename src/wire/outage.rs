@@ -181,8 +181,10 @@ impl OutageRecord {
                 let best = shown.entry(shard.clone()).or_insert(ability);
                 *best = ability.max(*best);
             }
+            let knew = |shard| connection.is_none_or(|connection| connection.knew_shard(shard, begun));
             if let Err(failure) = outcome
                 && let Some(ability) = failure.lacks()
+                && knew(&shard)
             {
                 lacking.entry((shard, ability)).or_insert(failure);
             }

@@ -39,6 +39,15 @@ impl Connection {
         }
     }
 
+    /// Whether a request that was begun then may have gone to this part: of a master that has
+    /// replaced another one since, it shows nothing.
+    pub(in crate::wire) fn knew_shard(&self, shard: &Shard, begun: Moment) -> bool {
+        match self {
+            Connection::Server(_) => true,
+            Connection::Cluster(masters) => masters.knew_shard(shard, begun),
+        }
+    }
+
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
     /// replies to any request.
     ///

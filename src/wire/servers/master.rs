@@ -14,6 +14,7 @@ use super::batcher::Batcher;
 use super::connecting::Connecting;
 use super::refused_connection::{EXPLAINING, explain};
 use super::transport::{connect, introduction, unlimited};
+use crate::clock::Moment;
 use crate::guarded::Guarded;
 
 /// How a client connects to the masters of a cluster.
@@ -33,6 +34,8 @@ pub(super) struct Dialing {
 pub(super) struct Master {
     pub(super) info: ConnectionInfo,
     pub(super) address: String,
+    /// Since when this client knows it.
+    pub(super) known: Moment,
     current: Guarded<Option<Live>>,
     connecting: Connecting,
 }
@@ -48,7 +51,8 @@ pub(super) struct Live {
 impl Master {
     pub(super) fn new(info: ConnectionInfo) -> Master {
         let address = info.addr().to_string();
-        Master { info, address, current: Guarded::default(), connecting: Connecting::default() }
+        let (current, connecting) = Default::default();
+        Master { info, address, known: Moment::now(), current, connecting }
     }
 
     pub(super) fn current(&self) -> Option<Live> {

@@ -289,6 +289,12 @@ impl Masters {
         }
     }
 
+    /// Whether a request that was begun then may have gone to this part.
+    pub(super) fn knew_shard(&self, shard: &Shard, begun: Moment) -> bool {
+        let Shard::Master(address) = shard else { return true };
+        self.table.lock().knew(address, begun)
+    }
+
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {
         self.table.lock().slots.get(&slot).cloned()
     }

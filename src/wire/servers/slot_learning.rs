@@ -61,22 +61,31 @@ impl Masters {
     async fn learn_once(self: &Arc<Masters>, without: Option<&str>) -> Result<(), RedisError> {
         let mut masters: Vec<_> = self.table.lock().masters.values().cloned().collect();
         masters.sort_by_key(|master| master.current().is_none());
-        for info in self.seeds.all() {
-            if !masters.iter().any(|master| master.info.addr() == info.addr()) {
-                masters.push(Arc::new(Master::new(info)));
-            }
-        }
-        masters.retain(|master| without != Some(master.address.as_str()));
-        let is_connected = masters.first().is_some_and(|master| master.current().is_some());
+        let mut seeds = self.seeds.all();
+        seeds.retain(|seed| !masters.iter().any(|master| master.info.addr() == seed.addr()));
+        let seeds = seeds.into_iter().map(|seed| Arc::new(Master::new(seed)));
+        // By turns: of a cluster that has moved, all masters that are known may be silent.
+        let numbered = seeds.enumerate().map(|(number, seed)| (2 * number + 1, seed));
+        let mut servers: Vec<_> = numbered.collect();
+        servers.extend(masters.into_iter().enumerate().map(|(number, master)| (2 * number, master)));
+        servers.retain(|(_, server)| without != Some(server.address.as_str()));
+        servers.sort_by_key(|(number, _)| *number);
+        let is_connected = servers.first().is_some_and(|(_, server)| server.current().is_some());
         let deadline = Instant::now() + self.limit();
-        let tries = masters.into_iter().map(|master| {
+        let tries = servers.into_iter().map(|(_, master)| {
             let this = Arc::clone(self);
             async move { this.slots_of(&master, deadline).await.map(|slots| (slots, master)) }
         });
         let at_once = if is_connected { 1 } else { ASKED_AT_ONCE };
         let (slots, from) = first_reply(&self.dialing.runtime, tries, at_once, self.limit() / PARTS).await?;
         self.seeds.replace_others(&slots, &from.info);
-        self.table.lock().adopt(&slots, &from);
+        let mut fresh = self.dialing.fresh.lock();
+        let mut table = self.table.lock();
+        table.adopt(&slots, &from);
+        // One that has left may come back as a replica that takes over, without the last writes.
+        if let Some(fresh) = fresh.as_mut() {
+            fresh.retain(|address| table.masters.contains_key(address));
+        }
         self.lessons.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

@@ -17,6 +17,8 @@ pub(super) struct SlotTable {
     pub(super) slots: HashMap<Slot, Arc<Master>>,
     /// By address.
     pub(super) masters: HashMap<String, Arc<Master>>,
+    /// When the first table was adopted.
+    opened: Option<Moment>,
     /// When servers were asked for the slots by the latest attempt that has ended.
     pub(super) asked: Option<Moment>,
 }
@@ -53,6 +55,13 @@ impl SlotTable {
             }
         }
         self.masters = masters;
+        self.opened.get_or_insert_with(Moment::now);
+    }
+
+    /// Whether a request that was begun then may have gone to this master: it was known.
+    pub(super) fn knew(&self, address: &str, begun: Moment) -> bool {
+        let since = self.masters.get(address).map(|master| master.known);
+        since.is_some_and(|since| since <= begun || self.opened.is_none_or(|opened| since <= opened))
     }
 }
 

@@ -80,8 +80,8 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "cluster-call-fails-before-the-slots-are-asked-for",
-        edits: &[edit("src/wire/node.rs", " && connected.connection.has_asked_since(start)", "")],
-        test: "cluster::nodes::cluster_call_waits_for_the_slots_to_be_learned",
+        edits: &[edit("src/wire/node.rs", "tries >= CLUSTER_TRIES && has_asked ||", "tries >= CLUSTER_TRIES ||")],
+        test: "cluster::replaced::cluster_call_waits_for_the_slots_to_be_learned",
     },
     TestMutant {
         name: "renewal-waits-for-a-whole-lease",

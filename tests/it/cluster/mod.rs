@@ -1,7 +1,9 @@
-//! Redis Cluster: failovers, slots that move, and the nodes that a client uses.
+//! Redis Cluster: failovers, masters that are replaced, slots that move, and the nodes that a
+//! client uses.
 
 mod failover;
 mod nodes;
+mod replaced;
 mod slots;
 
 use redlatch::{Locks, Options};

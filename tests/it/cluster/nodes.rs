@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use redlatch::{ConfigError, Error, Locks, Options};
-use tokio::net::TcpListener;
 
 use super::{open, tag_at};
 use crate::standalone::reconnections::{long_turn, lost_on_its_way};
 use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls};
-use crate::support::{
-    Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient, soon,
-};
+use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -242,41 +239,4 @@ async fn cluster_subscription_leaves_a_node_that_was_removed() {
     for held in contended {
         held.grant_to_waiter(&deployment).await;
     }
-}
-
-/// The others are slow to say which replica has replaced a master. Each try of a call fails at
-/// once, so all of them would be used up before the client knows where the slot is.
-#[tokio::test(flavor = "multi_thread")]
-async fn cluster_call_waits_for_the_slots_to_be_learned() {
-    let mut deployment = Deployment::start(Topology::Cluster).await;
-    let here = tag_at(&deployment, 0).await;
-    let locks = Locks::builder()
-        .cluster(urls("127.0.0.1", deployment.masters()))
-        .options(patient().node_timeout(Duration::from_secs(60)))
-        .connect()
-        .await
-        .unwrap();
-    let lock = Kind::Mutex.lock(&locks, &format!("{here}later"));
-    lock.lock().await.unwrap().release().await.unwrap();
-    deployment.fail_over(0).await;
-    deployment.masters().iter().chain(&deployment.replicas()[1..]).for_each(Server::pause);
-    let old = &mut deployment.replicas_mut()[0];
-    old.kill();
-    let refusing = TcpListener::bind(("127.0.0.1", old.port())).await.unwrap();
-    let mut calling = tokio::spawn(async move { lock.try_lock().await.unwrap() });
-    // Each of eight tries connects twice. More than those are made only by a call that waits.
-    for _ in 0..24 {
-        tokio::select! {
-            connection = refusing.accept() => drop(connection.unwrap()),
-            outcome = &mut calling => panic!("ended before the slots were learned: {outcome:?}"),
-        }
-    }
-    let refusing = tokio::spawn(async move {
-        while let Ok(connection) = refusing.accept().await {
-            drop(connection);
-        }
-    });
-    deployment.masters().iter().chain(&deployment.replicas()[1..]).for_each(Server::resume);
-    assert!(soon("the replica grants it", calling).await.unwrap().is_some());
-    refusing.abort();
 }
