@@ -44,11 +44,8 @@ async fn pool_client_with_a_subscriber_is_notified() {
         let mutex = mutex.clone();
         async move { mutex.lock().await }
     });
-    eventually("the client subscribes", || async {
-        !server.run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await.is_empty()
-    })
-    .await;
     eventually("the waiter queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
+    server.all_notified("{lock:notified}:waiters").await;
     let before = server.published().await;
     guard.release().await.unwrap();
     soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();

@@ -171,14 +171,17 @@ impl Quorum {
         guard
     }
 
-    /// Waits until each of these nodes has `count` waiters in its queue. Asks the servers directly,
-    /// since a client would wait for the nodes that hang.
+    /// Waits until each of these nodes has `count` waiters in its queue, and notifies all of them.
+    /// Asks the servers directly, since a client would wait for the nodes that hang.
     async fn queued(&self, among: u32, lock: &AnyLock, count: u64) {
         let queue = format!("{{{}}}:waiters", lock.key());
         let all = || async {
             self.run::<u64>(among, &count_waiters(&queue)).await.iter().all(|queued| *queued == count)
         };
         eventually("the waiters are queued on these nodes", all).await;
+        for place in places(among) {
+            self.servers[place].all_notified(&queue).await;
+        }
     }
 
     /// Checks that no server has a key left. Call it once the clients are dropped and all nodes are

@@ -307,6 +307,17 @@ impl Server {
         self.run(&count_waiters(queue)).await
     }
 
+    /// Waits until each waiter in this queue is notified. One that queued before its client had
+    /// subscribed has no channel: until its next poll, no release reaches it.
+    pub async fn all_notified(&self, queue: &str) {
+        eventually("each waiter has a channel", || async {
+            // An entry begins with its attempt, kind, claim and channel.
+            let entries: Vec<String> = self.run(&["ZRANGEBYSCORE", queue, "-inf", "(4503599627370496"]).await;
+            entries.iter().all(|entry| entry.split(' ').nth(3).is_some_and(|channel| !channel.is_empty()))
+        })
+        .await;
+    }
+
     /// The queues with a waiter. Queues with marks alone may remain until their TTL expires.
     pub async fn queues(&self) -> Vec<String> {
         let queues = self.run::<Vec<String>>(&["KEYS", "*:waiters"]).await;
