@@ -10,6 +10,9 @@ use crate::support::{Kind, eventually, soon};
 const TTL: Duration = Duration::from_millis(800);
 const NODE: &str = "lock:{}node";
 
+/// The node timeout of clients whose nodes are killed, but do not hang: no request times out.
+const PATIENT: Duration = Duration::from_secs(10);
+
 fn guarded() -> Options {
     options().ttl(TTL).restart_guard(RestartGuard::On)
 }
@@ -185,7 +188,8 @@ async fn rejoin(client: redlatch::Locks) -> Result<Vec<NodeStatus>, Error> {
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_founding_resumes_after_an_interruption() {
     let mut quorum = Quorum::start(3).await;
-    let client = quorum.client(guarded()).await;
+    // `rejoin` waits for as long: each interruption comes before it admits the nodes.
+    let client = quorum.client(guarded().ttl(TTL * 5).node_timeout(PATIENT)).await;
     for lost in [0b001, 0b010, 0b100] {
         let rejoining = tokio::spawn(rejoin(client.clone()));
         eventually("rejoin has started", || is_rejoining(&quorum, 0b111)).await;
@@ -222,7 +226,7 @@ async fn loses_data_meanwhile(keeps: bool) {
     let arguments: &[&str] = if keeps { &["--appendonly", "yes", "--appendfsync", "always"] } else { &[] };
     let mut quorum = founded(3, arguments).await;
     // The node restarts while `rejoin` waits for its TTL.
-    let client = quorum.client(guarded().ttl(2 * TTL)).await;
+    let client = quorum.client(guarded().ttl(TTL * 8).node_timeout(PATIENT)).await;
     for flushes in [false, true] {
         quorum.kill(0b010);
         quorum.restart(0b010).await;
