@@ -11,7 +11,7 @@ use std::error::Error as _;
 use redis::RedisError;
 use redlatch::{Error, Locks, NodeAnswer, Operation, Options};
 
-use crate::support::{AnyLock, Kind, Server};
+use crate::support::{AnyLock, Kind, Server, patient};
 
 const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -157,7 +157,7 @@ async fn work_under_a_lost_lease_names_its_lock() {
 async fn quorum_error_counts_the_reply_of_each_node() {
     let mut servers = [Server::start().await, Server::start().await, Server::start().await];
     let locks =
-        Locks::builder().quorum(servers.iter().map(Server::url)).options(options()).connect().await.unwrap();
+        Locks::builder().quorum(servers.iter().map(Server::url)).options(patient()).connect().await.unwrap();
     let mutex = locks.mutex("counted").unwrap();
     // One of the two live nodes has another holder.
     servers[0].run::<()>(&["SET", "lock:counted", "another", "PX", "60000"]).await;

@@ -6,7 +6,7 @@ use redlatch::Error;
 
 use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options, places};
 use crate::suite::local_turns::contended;
-use crate::support::{AnyLock, Kind, Proxy, Stopwatch, eventually, idles, soon};
+use crate::support::{AnyLock, Kind, Proxy, Stopwatch, eventually, idles, patient, soon};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
@@ -34,7 +34,9 @@ impl FaultyQuorum {
     async fn locks(&self) -> redlatch::Locks {
         match self.fault {
             Fault::HalfOpen => self.quorum.client_behind(&self.proxies, options()).await,
-            _ => self.quorum.client(options()).await,
+            Fault::Hangs => self.quorum.client(options()).await,
+            // A killed node refuses at once, and a live one may be slow.
+            Fault::Killed => self.quorum.client(patient().outage_limit(TIMEOUT * 2)).await,
         }
     }
 

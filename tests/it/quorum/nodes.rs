@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, NodeProblem, RestartGuard};
 
 use super::{KINDS, Quorum, TIMEOUT, named, no_quorum, options};
-use crate::support::{Kind, Proxy, Server, Stopwatch, eventually, soon};
+use crate::support::{Kind, Proxy, Server, Stopwatch, eventually, patient, soon};
 
 /// The refused node and the reason.
 fn problem(outcome: Result<Locks, Error>) -> (String, NodeProblem) {
@@ -71,7 +71,7 @@ async fn quorum_refuses_a_replica_as_node() {
 async fn quorum_node_loses_its_vote_when_it_becomes_a_replica() {
     let mut quorum = Quorum::start(3).await;
     let master = Server::start().await;
-    let client = quorum.client(options()).await;
+    let client = quorum.client(patient()).await;
     let locks = KINDS.map(|kind| kind.lock(&client, kind.name()));
     for lock in &locks {
         lock.lock().await.unwrap().release().await.unwrap();

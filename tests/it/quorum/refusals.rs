@@ -6,7 +6,7 @@ use redlatch::{Error, Locks, Owner, Renewal};
 use tokio::task::JoinSet;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, no_quorum, options};
-use crate::support::{AnyLock, Kind, Stopwatch, eventually, soon};
+use crate::support::{AnyLock, Kind, Stopwatch, eventually, patient, soon};
 
 /// Makes these nodes accept a token that is an hour ahead of the clock, and returns it. They
 /// refuse the first token that a client proposes, as too small.
@@ -162,7 +162,7 @@ async fn quorum_lease_is_soon_repaired_on_a_node_that_refused_its_token() {
 async fn quorum_error_counts_replies_that_disagree() {
     let mut quorum = Quorum::start(3).await;
     // Without renewals, the lease is not repaired on the node that lost it.
-    let client = quorum.client(options().renewal(Renewal::Never)).await;
+    let client = quorum.client(patient().renewal(Renewal::Never)).await;
     let lock = KINDS[0].lock(&client, "divided");
     let guard = quorum.take(&lock).await;
     quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;
