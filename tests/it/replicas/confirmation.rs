@@ -3,15 +3,23 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, Owner};
+use redlatch::{Error, Locks, Options, Owner};
 
 use super::grants::{TIMEOUT, group, waits};
-use crate::support::failover::{KINDS, NODE_TIMEOUT, SLACK, caught_up, impatient, urls};
+use crate::support::failover::{KINDS, SLACK, caught_up, impatient, urls};
 use crate::support::{
     AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
 };
 
-const TTL: Duration = Duration::from_millis(1_500);
+const TTL: Duration = Duration::from_secs(6);
+
+/// For how long a grant waits for replicas while the test acts.
+const WAIT: Duration = Duration::from_secs(3);
+
+/// Options of clients whose node timeout is longer than that.
+fn waits_long() -> Options {
+    notified_only().node_timeout(WAIT * 4 / 3).replicas(1, WAIT)
+}
 
 /// Waits until a client waits for replicas.
 async fn wait_is_blocked(master: &Server) {
@@ -40,7 +48,8 @@ async fn cut(master: &Server, confirming: bool) {
 async fn grants_are_where_renewals_are(confirming: bool) {
     let deployment = Deployment::start(Topology::Sentinel).await;
     let sentinels = urls("127.0.0.1", deployment.sentinels());
-    let options = impatient().ttl(TTL).replicas(1, TIMEOUT);
+    // No request times out: the client replaces no connection but the one that the test cuts.
+    let options = notified_only().ttl(TTL).replicas(1, TIMEOUT);
     let locks = Locks::builder().sentinel(&sentinels, "mymaster").options(options).connect().await.unwrap();
     let (old, promoted) = (&deployment.masters()[0], &deployment.replicas()[0]);
     for kind in KINDS {
@@ -96,8 +105,7 @@ async fn replicas_sentinel_renewals_follow_a_replaced_wait_connection() {
 async fn replicas_standalone_silent_connection_is_replaced() {
     let (master, replicas) = group(1).await;
     let proxy = Proxy::start(master.port()).await;
-    let options = impatient().replicas(1, NODE_TIMEOUT * 8 / 10);
-    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    let locks = Locks::builder().server(proxy.url()).options(waits_long()).connect().await.unwrap();
     for kind in KINDS {
         let lock = |what: &str| kind.lock(&locks, &format!("{what}-{}", kind.name()));
         lock("first").lock().await.unwrap().release().await.unwrap();
@@ -118,7 +126,7 @@ async fn replicas_standalone_silent_connection_is_replaced() {
         let start = Stopwatch::start();
         let guard = lock("next").try_lock().await.unwrap().unwrap();
         println!("served again after {:?}", start.elapsed());
-        assert!(start.undisturbed() < NODE_TIMEOUT * 8 / 10, "{start:?}");
+        assert!(start.undisturbed() < WAIT, "{start:?}");
         proxy.hold_requests(false);
         guard.release().await.unwrap();
         let left = lock("silent");
@@ -193,8 +201,7 @@ async fn replicas_standalone_a_call_that_last_found_the_lock_held_has_timed_out(
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_standalone_waiter_retries_after_a_demotion() {
     let (master, replicas) = group(1).await;
-    let patient = notified_only().node_timeout(Duration::from_secs(4)).replicas(1, Duration::from_secs(3));
-    let locks = master.locks_with(patient).await;
+    let locks = master.locks_with(waits_long()).await;
     for kind in KINDS {
         caught_up(&master, 1).await;
         replicas[0].pause();
