@@ -21,29 +21,35 @@ async fn quorum_waiters_are_granted_in_order() {
     let quorum = Quorum::start(5).await;
     for kind in ALONE {
         let lock = quorum.lock(kind, kind.name(), long_limits()).await;
-        let guard = quorum.take(&lock).await;
-        let order = Arc::new(Mutex::new(vec![(0, guard.token())]));
-        let mut waiting = Vec::new();
-        for number in 1..=5 {
-            let (other, order) = (quorum.lock(kind, kind.name(), long_limits()).await, Arc::clone(&order));
-            waiting.push(tokio::spawn(async move {
-                let guard = soon("the waiter is granted the lock", other.lock()).await.unwrap();
-                order.lock().unwrap().push((number, guard.token()));
-                guard.release().await.unwrap();
-            }));
-            quorum.queued(0b11111, &lock, number).await;
+        let mut times = Vec::new();
+        for _ in 0..3 {
+            let guard = quorum.take(&lock).await;
+            let order = Arc::new(Mutex::new(vec![(0, guard.token())]));
+            let mut waiting = Vec::new();
+            for number in 1..=5 {
+                let (other, order) =
+                    (quorum.lock(kind, kind.name(), long_limits()).await, Arc::clone(&order));
+                waiting.push(tokio::spawn(async move {
+                    let guard = soon("the waiter is granted the lock", other.lock()).await.unwrap();
+                    order.lock().unwrap().push((number, guard.token()));
+                    guard.release().await.unwrap();
+                }));
+                quorum.queued(0b11111, &lock, number).await;
+            }
+            let start = Stopwatch::start();
+            guard.release().await.unwrap();
+            for task in waiting {
+                task.await.unwrap();
+            }
+            times.push(start.stop());
+            let order = order.lock().unwrap().clone();
+            assert!(order.iter().map(|(number, _)| *number).eq(0..=5), "{order:?}");
+            assert!(order.is_sorted_by(|(_, one), (_, next)| one < next), "{order:?}");
         }
-        let start = Stopwatch::start();
-        guard.release().await.unwrap();
-        for task in waiting {
-            task.await.unwrap();
-        }
-        let took = start.stop();
-        println!("FIG {kind:?}: five grants to waiters in {took:?}");
-        assert!(took.undisturbed() < Duration::from_secs(1), "notified, not polled: {took:?}");
-        let order = order.lock().unwrap().clone();
-        assert!(order.iter().map(|(number, _)| *number).eq(0..=5), "{order:?}");
-        assert!(order.is_sorted_by(|(_, one), (_, next)| one < next), "{order:?}");
+        println!("FIG {kind:?}: five grants to waiters in {times:?}");
+        // The shortest: a server may stand still, but polls instead of messages delay all.
+        let shortest = times.iter().map(Stopwatch::undisturbed).min().unwrap();
+        assert!(shortest < Duration::from_secs(1), "notified, not polled: {times:?}");
     }
     quorum.finish().await;
 }
