@@ -132,7 +132,7 @@ async fn renewals_raise_the_minimum_token_of_a_client() {
     /// By how much a client's clock sample may lag behind the server's clock.
     const STEP: i64 = 10_000_000;
     let server = Server::start().await;
-    let locks = server.locks_with(ttl(1_500)).await;
+    let locks = server.locks_with(ttl(6_000)).await;
     let connected = server.time().await;
     let guard = locks.mutex("renewed").unwrap().lock().await.unwrap();
     eventually("a step has passed", || async { server.time().await > connected + STEP }).await;
@@ -291,8 +291,8 @@ async fn a_claim_outlives_a_stall_that_a_lease_of_its_length_does() {
     let [held, waiting] = [&locks, &others].map(|locks| Kind::Mutex.lock(locks, "handed"));
     let guard = held.lock().await.unwrap();
     let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
-    eventually("it is notified", || async { server.subscribers().await.len() == 1 }).await;
     eventually("it queues", || async { server.queued_for(&held).await == 1 }).await;
+    server.all_notified("{lock:handed}:waiters").await;
     guard.release().await.unwrap();
     let granted = soon("it is granted the lock", waiting).await.unwrap();
     // Claims are three seconds.
