@@ -1,6 +1,7 @@
 //! Two masters at the same time, as sentinels may leave for a while: which one a client uses, and
 //! how soon.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use redlatch::{Error, Locks};
@@ -44,8 +45,10 @@ async fn sentinel_promoted_replica_is_used_at_once() {
         }
         None
     };
-    eventually("the sentinel names the promoted replica", || async { promoted().await.is_some() }).await;
-    let promoted = promoted().await.unwrap();
+    let found = OnceLock::new();
+    let is_promoted = || async { promoted().await.is_some_and(|replica| found.set(replica).is_ok()) };
+    eventually("the sentinel names the promoted replica", is_promoted).await;
+    let promoted = found.into_inner().unwrap();
     let locks =
         Locks::builder().sentinel([leader.url()], MASTER).options(notified_only()).connect().await.unwrap();
     for kind in KINDS {

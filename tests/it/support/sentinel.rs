@@ -1,6 +1,9 @@
 //! A master with replicas, and the sentinels that monitor them.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use tokio::net::TcpStream;
 
 use super::deployment::{PROMPT, servers};
 use super::port::{TRIES, free_port};
@@ -80,11 +83,12 @@ async fn watch(master: &Server, replicas: &[Server]) -> Vec<Server> {
 /// Allows the sentinels to replace a master that does not respond for about a second.
 pub async fn allow_failover(sentinels: &[Server]) {
     for sentinel in sentinels {
-        // A sentinel that has just lost its connection to the master would, with the shorter limit,
-        // consider it failed at once.
-        eventually("the sentinel sees the master", || async {
+        // A sentinel that has just lost its connection to a live master would, with the shorter
+        // limit, consider it failed at once.
+        eventually("the sentinel sees the master, or that is dead", || async {
             let seen: HashMap<String, String> = sentinel.run(&["SENTINEL", "MASTER", MASTER]).await;
-            seen["flags"] == "master"
+            let address = ("127.0.0.1", seen["port"].parse::<u16>().unwrap());
+            seen["flags"] == "master" || TcpStream::connect(address).await.is_err()
         })
         .await;
         sentinel.run::<()>(&["SENTINEL", "SET", MASTER, "down-after-milliseconds", "700"]).await;
@@ -116,8 +120,10 @@ pub async fn master_port(sentinels: &[Server]) -> u16 {
         }
         ports.first().copied().filter(|port| ports.iter().all(|other| other == port))
     };
-    eventually("all sentinels name one master", || async { named().await.is_some() }).await;
-    named().await.expect("no other replica replaces it so soon")
+    let found = OnceLock::new();
+    let is_named = || async { named().await.is_some_and(|port| found.set(port).is_ok()) };
+    eventually("all sentinels name one master", is_named).await;
+    found.into_inner().expect("it was found")
 }
 
 /// Waits until one of the replicas is the master, in its own view and in that of all live
@@ -137,6 +143,8 @@ pub async fn promoted(replicas: &[Server], sentinels: &[Server]) -> usize {
         let leads = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
         (leads && ports.iter().all(|other| *other == port)).then_some(place)
     };
-    eventually("all sentinels name the new master", || async { named().await.is_some() }).await;
-    named().await.expect("no other replica replaces it so soon")
+    let found = OnceLock::new();
+    let is_named = || async { named().await.is_some_and(|place| found.set(place).is_ok()) };
+    eventually("all sentinels name the new master", is_named).await;
+    found.into_inner().expect("it was found")
 }
