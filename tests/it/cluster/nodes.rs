@@ -4,15 +4,19 @@ use std::time::Duration;
 
 use redlatch::{ConfigError, Error, Locks, Options};
 
-use super::{open, tag_at};
+use super::{open, replace, tag_at};
 use crate::standalone::reconnections::{long_turn, lost_on_its_way};
-use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls};
+use crate::support::events::{TRACED, listen};
+use crate::support::failover::{
+    Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls, was_one_notified,
+};
 use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_waiter_is_notified_through_any_node() {
+    listen();
     let mut deployment = Deployment::start(Topology::Cluster).await;
     for server in deployment.all() {
         // Servers without sharded channels do not know these rights.
@@ -23,14 +27,13 @@ async fn cluster_waiter_is_notified_through_any_node() {
     let locks = open(&deployment, Options::new()).await;
     for place in [&deployment.masters()[1], &deployment.replicas()[0], &deployment.replicas()[2]] {
         let others = Locks::builder().cluster([place.url()]).options(impatient()).connect().await.unwrap();
-        for kind in KINDS {
-            let name = format!("{tag}{}-{}", kind.name(), place.port());
-            let contended = Contention::new(&deployment, kind, &name, &locks, &others).await;
-            assert_eq!(place.subscribers().await.len(), 1, "the client is subscribed there");
+        let names = format!("{tag}{TRACED}{}-", place.port());
+        for contended in Contention::of_each_kind(&deployment, &names, &locks, &others).await {
+            contended.is_notified_at(&deployment.masters()[0], &[place]).await;
             let took = contended.grant_to_waiter(&deployment).await;
             println!("notified at {} after {took:?}", place.port());
-            assert!(took.undisturbed() < Duration::from_millis(500), "{took:?}");
         }
+        assert!(was_one_notified(&names), "all waiters have polled");
         assert_eq!(deployment.subscriptions().await, 1);
         assert_no_requests_on_subscriptions(&deployment).await;
     }
@@ -41,29 +44,20 @@ async fn cluster_waiter_is_notified_through_any_node() {
         .connect()
         .await
         .unwrap();
-    let mut contended = Vec::new();
-    for kind in KINDS {
-        contended.push(
-            Contention::new(&deployment, kind, &format!("{tag}{}-gone", kind.name()), &locks, &others).await,
-        );
+    let names = format!("{tag}{TRACED}gone-{}-", deployment.replicas()[2].port());
+    let contended = Contention::of_each_kind(&deployment, &names, &locks, &others).await;
+    for held in &contended {
+        held.is_notified_at(&deployment.masters()[0], &[&deployment.replicas()[2]]).await;
     }
     deployment.replicas_mut()[2].kill();
     let start = Stopwatch::start();
-    let (masters, replicas) = (deployment.masters(), &deployment.replicas()[..2]);
-    let is_subscribed = || async {
-        let mut sum = 0;
-        for server in masters.iter().chain(replicas) {
-            sum += server.subscribers().await.len();
-        }
-        sum == 1
-    };
-    eventually("it is subscribed to another server", is_subscribed).await;
-    println!("subscribed again after {:?}", start.elapsed());
-    for contention in contended {
-        let took = contention.grant_to_waiter(&deployment).await;
-        println!("redirected after {took:?}");
-        assert!(took.undisturbed() < Duration::from_millis(500), "{took:?}");
+    let rest: Vec<&Server> = deployment.data().filter(|server| server.is_alive()).collect();
+    for held in contended {
+        held.is_notified_at(&deployment.masters()[0], &rest).await;
+        println!("subscribed again after {:?}", start.elapsed());
+        println!("redirected after {:?}", held.grant_to_waiter(&deployment).await);
     }
+    assert!(was_one_notified(&names), "all waiters have polled");
     drop((locks, others));
     for master in deployment.masters() {
         master.assert_nothing_left().await;
@@ -184,14 +178,8 @@ async fn cluster_connect_returns_in_time_whatever_its_seeds_do() {
         assert!(start.undisturbed() < NODE_TIMEOUT + SLACK, "{start:?}");
     };
     // The replica takes over, so all slots are served although a seed is dead.
-    deployment.allow_failover().await;
     deployment.masters_mut()[0].kill();
-    deployment.has_failed_over(0).await;
-    eventually("the cluster serves all slots", || async {
-        let states = deployment.run::<String>(&["CLUSTER", "INFO"]).await;
-        states.iter().all(|state| state.contains("cluster_state:ok"))
-    })
-    .await;
+    replace(&mut deployment, 0).await;
     uses(&here).await;
     uses(&there).await;
     deployment.masters()[1].pause();
@@ -228,7 +216,10 @@ async fn cluster_subscription_leaves_a_node_that_was_removed() {
     let locks = Locks::builder().cluster([removed.url()]).options(Options::new()).connect().await.unwrap();
     let tag = tag_at(&deployment, 1).await;
     let contended = Contention::of_each_kind(&deployment, &tag, &locks, &locks).await;
-    assert_eq!((removed.subscribers().await.len(), deployment.subscriptions().await), (1, 1));
+    for held in &contended {
+        held.is_notified_at(&deployment.masters()[1], &[removed]).await;
+    }
+    assert_eq!(deployment.subscriptions().await, 1);
     let id: String = removed.run(&["CLUSTER", "MYID"]).await;
     for server in deployment.all().filter(|server| server.port() != removed.port()) {
         server.run::<()>(&["CLUSTER", "FORGET", &id]).await;

@@ -1,12 +1,15 @@
 //! Helpers for failovers: held and contended locks that must outlast a server's failure.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::{Error, Lease, Locks, Options};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, eventually, notified_only, soon};
+use super::events::logged_with;
+use super::lock_state::companion;
+use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, count_waiters};
+use super::{eventually, notified_only, soon};
 
 pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
@@ -67,19 +70,44 @@ impl Contention {
         contended
     }
 
-    /// Checks that client and server agree that the lock is held, and that a rival's try fails. The
-    /// server must be reachable.
+    /// Waits until the waiter would be notified: its place in the queue on `home`, the server of
+    /// the lock, names a channel to which its client is subscribed at one of these servers. Its
+    /// first place names none if the subscription takes longer than it may wait.
+    pub async fn is_notified_at(&self, home: &Server, places: &[&Server]) {
+        let queue = companion(self.lock.key(), "waiters");
+        let [_, queue, first, last] = count_waiters(&queue);
+        eventually("the waiter is subscribed there", || async {
+            let entries: Vec<String> = home.run(&["ZRANGEBYSCORE", queue, first, last]).await;
+            let channel = entries.first().and_then(|entry| entry.split(' ').nth(3)).unwrap_or_default();
+            let mut subscribed = 0;
+            for place in places {
+                subscribed += place.run::<(String, u64)>(&["PUBSUB", "NUMSUB", channel]).await.1;
+            }
+            subscribed == 1
+        })
+        .await;
+    }
+
+    /// Checks that client and server agree that the lock is held, and that a rival is refused. A
+    /// server that stands still answers its first tries with errors.
     pub async fn assert_held(&self, servers: &impl Oracle) {
         assert!(!self.guard.lease().is_lost(), "{:?}", self.guard);
         assert!(servers.lock_state(self.lock.name()).await.is_held_by(&self.guard), "{:?}", self.guard);
-        assert!(self.rival.try_lock().await.unwrap().is_none(), "{:?}", self.guard);
+        eventually("the rival is answered", || async {
+            let answer = self.rival.try_lock().await;
+            assert!(!matches!(answer, Ok(Some(_))), "{answer:?} beside {:?}", self.guard);
+            answer.is_ok()
+        })
+        .await;
     }
 
     /// Releases the lock, and checks that the queued rival is granted it. Returns how long that
     /// took.
     pub async fn grant_to_waiter(self, servers: &impl Oracle) -> Stopwatch {
         let (token, start) = (self.guard.lease().fencing_token(), Stopwatch::start());
-        self.guard.release().await.unwrap();
+        let outcome = self.guard.release().await;
+        // A release whose reply is late is sent again, and then finds the waiter's hold.
+        assert!(matches!(outcome, Ok(()) | Err(Error::Unconfirmed { .. })), "{outcome:?}");
         let next = soon("the waiter is granted the lock", self.waiting).await.unwrap().unwrap();
         let took = start.stop();
         assert!(next.lease().fencing_token() > token, "{next:?}");
@@ -90,34 +118,76 @@ impl Contention {
     }
 }
 
-/// Watches how long some leases are still valid, and keeps the shortest time.
+/// Whether a message woke a waiter of these locks, as its client says. That of one lock may poll
+/// just before its message arrives. All names begin like this, and have
+/// [`TRACED`](super::events::TRACED) in them.
+pub fn was_one_notified(names: &str) -> bool {
+    let granted = logged_with(&format!("acquired lock={names}"));
+    granted.iter().any(|event| event.contains("woken=\"notified\""))
+}
+
+/// The ends of leases at some moment.
+pub struct Ends(Vec<(Lease, Instant)>);
+
+impl Ends {
+    pub fn of<'a>(guards: impl IntoIterator<Item = &'a AnyGuard>) -> Ends {
+        let leases = guards.into_iter().map(AnyGuard::lease);
+        Ends(leases.map(|lease| (lease.clone(), lease.valid_until())).collect())
+    }
+
+    /// Waits until renewals have extended all leases, and panics if one is lost meanwhile.
+    pub async fn are_extended(self) {
+        let is_extended = |(lease, end): &(Lease, Instant)| {
+            assert!(!lease.is_lost(), "{lease:?} is not renewed in time");
+            lease.valid_until() > *end
+        };
+        eventually("the leases are renewed", || async { self.0.iter().all(is_extended) }).await;
+    }
+}
+
+/// Watches how long some leases are still valid, and how long their server serves nothing
+/// meanwhile: that delays a renewal as well.
 pub struct Watch {
     task: JoinHandle<()>,
-    least: tokio::sync::watch::Receiver<Duration>,
+    /// The shortest rest of a lease, and the longest time without an answer of the server.
+    seen: tokio::sync::watch::Receiver<(Duration, Duration)>,
 }
 
 impl Watch {
-    pub fn over(leases: Vec<Lease>) -> Watch {
-        let (shortest, least) = tokio::sync::watch::channel(Duration::MAX);
+    pub async fn over(guards: &[AnyGuard], server: &Server) -> Watch {
+        let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
+        let (found, seen) = tokio::sync::watch::channel((Duration::MAX, Duration::ZERO));
+        let mut connection = server.connection().await;
         let task = tokio::spawn(async move {
+            let mut served = Instant::now();
             loop {
-                let now = std::time::Instant::now();
-                for lease in &leases {
-                    let left = lease.valid_until().saturating_duration_since(now);
-                    shortest.send_if_modified(|least| {
-                        let less = left < *least;
-                        *least = left.min(*least);
-                        less
-                    });
+                // Refused like a renewal, if the server takes too many others for failed.
+                let mut ask = redis::cmd("EXISTS");
+                let answer: redis::RedisResult<u64> =
+                    ask.arg(leases[0].name().key()).query_async(&mut connection).await;
+                let now = Instant::now();
+                let unserved = now - served;
+                if answer.is_ok() {
+                    served = now;
                 }
+                let rest = |lease: &Lease| lease.valid_until().saturating_duration_since(now);
+                let shortest = leases.iter().map(rest).min().unwrap();
+                found.send_modify(|(least, longest)| {
+                    (*least, *longest) = (shortest.min(*least), unserved.max(*longest));
+                });
                 sleep(Duration::from_millis(10)).await;
             }
         });
-        Watch { task, least }
+        Watch { task, seen }
     }
 
-    pub fn least(&self) -> Duration {
-        *self.least.borrow()
+    /// Checks that no renewal has waited for another server: that takes a node timeout. With a TTL
+    /// of two of them, a renewal waits for its own reply for at most half of one.
+    pub fn assert_prompt(&self, ttl: Duration) {
+        let (least, unserved) = *self.seen.borrow();
+        println!("valid for at least {least:?}, and unserved for {unserved:?} at most");
+        let expected = ttl - ttl / 3 - NODE_TIMEOUT * 3 / 4;
+        assert!(least + unserved > expected, "a renewal was late: {least:?} left, unserved {unserved:?}");
     }
 }
 
