@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Error, NameProblem, Options, Owner};
 
-use crate::support::{Kind, Oracle, Server, eventually, soon};
+use crate::support::{Kind, Server, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn name_with_special_characters_works_or_is_refused() {
@@ -39,8 +39,7 @@ async fn name_with_special_characters_works_or_is_refused() {
             let mutex = mutex.clone();
             async move { mutex.lock().await }
         });
-        eventually("the waiter queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 })
-            .await;
+        server.all_notified(mutex.name().key()).await;
         let before = server.published().await;
         guard.release().await.unwrap();
         soon(name, waiting).await.unwrap().unwrap().release().await.unwrap();
@@ -91,10 +90,7 @@ async fn waiter_is_notified_if_the_prefix_has_blanks() {
                 let lock = lock.clone();
                 async move { lock.lock().await }
             });
-            eventually("the waiter queues", || async {
-                waiting.is_finished() || server.queued_for(&lock).await == 1
-            })
-            .await;
+            server.all_notified(lock.key()).await;
             let before = server.published().await;
             guard.release().await.unwrap();
             let guard = soon(prefix, waiting).await.unwrap().unwrap();

@@ -179,7 +179,7 @@ async fn rights_suffice_for_one_server() {
     for protocol in ["resp2", "resp3"] {
         let locks = Locks::builder()
             .server(format!("{url}?protocol={protocol}"))
-            .options(ttl(1_500))
+            .options(ttl(3_000))
             .connect()
             .await
             .unwrap();
@@ -190,7 +190,7 @@ async fn rights_suffice_for_one_server() {
                 let other = lock.for_another();
                 async move { other.lock().await }
             });
-            eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
+            server.all_notified(lock.key()).await;
             let channels: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
             assert_eq!(channels.len(), 1, "the client is subscribed");
             renewed_by(guard.lease(), Duration::from_millis(600)).await;

@@ -292,7 +292,7 @@ async fn a_claim_outlives_a_stall_that_a_lease_of_its_length_does() {
     let guard = held.lock().await.unwrap();
     let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
     eventually("it queues", || async { server.queued_for(&held).await == 1 }).await;
-    server.all_notified("{lock:handed}:waiters").await;
+    server.all_notified("lock:handed").await;
     guard.release().await.unwrap();
     let granted = soon("it is granted the lock", waiting).await.unwrap();
     // Claims are three seconds.

@@ -45,7 +45,7 @@ async fn pool_client_with_a_subscriber_is_notified() {
         async move { mutex.lock().await }
     });
     eventually("the waiter queues", || async { server.lock_state(mutex.name()).await.waiters() == 1 }).await;
-    server.all_notified("{lock:notified}:waiters").await;
+    server.all_notified("lock:notified").await;
     let before = server.published().await;
     guard.release().await.unwrap();
     soon("the lock is granted", waiting).await.unwrap().unwrap().release().await.unwrap();

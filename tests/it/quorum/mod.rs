@@ -180,7 +180,7 @@ impl Quorum {
         };
         eventually("the waiters are queued on these nodes", all).await;
         for place in places(among) {
-            self.servers[place].all_notified(&queue).await;
+            self.servers[place].all_notified(lock.key()).await;
         }
     }
 

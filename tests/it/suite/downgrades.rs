@@ -23,7 +23,7 @@ pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
             async move { other.write().await }
         })
         .await;
-        let before = setup.deployment.published().await;
+        let before = setup.published_before_grant(lock.name().key()).await;
         let mine = writing.downgrade().await.unwrap();
         assert!(old.is_lost(), "the write lease has ended");
         assert_eq!(mine.lease().fencing_token(), old.fencing_token(), "the token stays the same");

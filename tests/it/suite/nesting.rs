@@ -97,7 +97,7 @@ pub async fn queued_owner_reenters_after_acquiring_elsewhere(setup: Setup) {
     });
     // An owner tries once before it queues.
     eventually("the owner tries", || async { setup.deployment.scripts_run().await > before }).await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(key).await;
     first.release().await.unwrap();
     let outer = soon("the waiter is granted the lock", outer).await.unwrap().unwrap();
     setup.assert_notified(before).await;

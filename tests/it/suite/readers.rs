@@ -94,7 +94,6 @@ pub async fn readers_enter_after_waiting_writer_gave_up(setup: Setup) {
     let reading = lock.with_owner(&owner).read().await.unwrap();
     for ends in ["cancelled", "timed out", "client dropped"] {
         let elsewhere = setup.rwlock(notified_only()).await;
-        let before = setup.deployment.published().await;
         let writer = queued(&setup, &lock, async move {
             match ends {
                 "timed out" => {
@@ -119,6 +118,7 @@ pub async fn readers_enter_after_waiting_writer_gave_up(setup: Setup) {
             async move { other.read().await }
         })
         .await;
+        let before = setup.published_before_grant(lock.name().key()).await;
         if ends != "timed out" {
             writer.abort();
         }
@@ -152,7 +152,7 @@ pub async fn force_release_revokes_one_side_only(setup: Setup) {
         async move { other.write().await }
     })
     .await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     assert!(other.force_release_read().await.unwrap());
     let writing = soon("the waiter is admitted", writer).await.unwrap().unwrap();
     setup.assert_notified(before).await;
@@ -167,7 +167,7 @@ pub async fn force_release_revokes_one_side_only(setup: Setup) {
         waiting.push(queued(&setup, &other, async move { lock.read().await }).await);
     }
     assert!(!lock.force_release_read().await.unwrap(), "no reader holds the lock");
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     assert!(lock.force_release_write().await.unwrap());
     for reader in waiting {
         soon("the waiter is admitted", reader).await.unwrap().unwrap().release().await.unwrap();

@@ -78,8 +78,7 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.key()).await;
     assert!(lock.force_release().await.unwrap());
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;

@@ -183,7 +183,7 @@ pub async fn read_stays_held_after_write_is_released(setup: Setup) {
         async move { other.read().await }
     })
     .await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     writing.release().await.unwrap();
     let beside = soon("the reader is admitted beside the owner", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;

@@ -29,7 +29,7 @@ pub async fn upgrade_succeeds_once_owner_is_sole_reader(setup: Setup) {
     // The release itself would have granted the upgrade.
     let state = setup.state_of(lock.name()).await;
     assert_eq!((state.mode, state.waiting_writers), (Mode::Read, 2), "another reader still holds the lock");
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     third.release().await.unwrap();
     let writing = soon("the upgrade is granted", upgrading).await.unwrap().unwrap();
     setup.assert_notified(before).await;
@@ -61,7 +61,7 @@ pub async fn second_upgrade_returns_would_deadlock(setup: Setup) {
         assert!(matches!(outcome, Err(Error::WouldDeadlock { .. })), "{outcome:?}");
         assert!(other.with_owner(&two).try_write().await.unwrap().is_none(), "try_write does not wait");
         assert!(start.undisturbed() < Duration::from_secs(2), "{start:?}");
-        let before = setup.deployment.published().await;
+        let before = setup.published_before_grant(lock.name().key()).await;
         second.release().await.unwrap();
         let writing = soon("the upgrade is granted", upgrading).await.unwrap().unwrap();
         setup.assert_notified(before).await;
@@ -124,7 +124,7 @@ pub async fn cancelled_upgrade_admits_waiting_readers(setup: Setup) {
         async move { other.read().await }
     })
     .await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     upgrading.abort();
     soon("the reader is admitted at once", kept_out).await.unwrap().unwrap().release().await.unwrap();
     setup.assert_notified(before).await;
@@ -162,7 +162,7 @@ pub async fn upgrade_overtakes_waiting_writers_of_same_client(setup: Setup) {
         async move { lock.with_owner(&owner).write().await }
     })
     .await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.name().key()).await;
     beside.release().await.unwrap();
     let writing = soon("the upgrade is granted", upgrading).await.unwrap().unwrap();
     setup.assert_notified(before).await;

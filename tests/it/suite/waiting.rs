@@ -30,7 +30,7 @@ pub async fn release_grants_in_queue_order(setup: Setup) {
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == number + 1 })
             .await;
     }
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     for task in waiting {
         task.await.unwrap();
@@ -71,7 +71,7 @@ pub async fn tasks_of_one_client_acquire_in_order(setup: Setup) {
     }
     eventually("one task queues in Redis for all", || async { setup.deployment.waiters(&lock).await == 1 })
         .await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     for task in waiting {
         task.await.unwrap();
@@ -141,8 +141,7 @@ pub async fn granted_lease_is_renewed_before_its_claim_ends(setup: Setup) {
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     setup.assert_notified(before).await;
@@ -167,8 +166,7 @@ pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
         let other = other.clone();
         async move { other.lock().await }
     });
-    eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
-    let before = setup.deployment.published().await;
+    let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
     let (until, granted) = (next.lease().valid_until(), std::time::Instant::now());

@@ -10,8 +10,10 @@ use redlatch::{Locks, Options};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::binary::binary;
+use super::lock_state::companion;
 use super::port::{TRIES, free_port};
 use super::process::stop;
+use super::raw::WAITERS;
 use super::{LONGEST_WAIT, eventually};
 
 pub struct Server {
@@ -307,13 +309,15 @@ impl Server {
         self.run(&count_waiters(queue)).await
     }
 
-    /// Waits until each waiter in this queue is notified. One that queued before its client had
-    /// subscribed has no channel: until its next poll, no release reaches it.
-    pub async fn all_notified(&self, queue: &str) {
-        eventually("each waiter has a channel", || async {
-            // An entry begins with its attempt, kind, claim and channel.
-            let entries: Vec<String> = self.run(&["ZRANGEBYSCORE", queue, "-inf", "(4503599627370496"]).await;
-            entries.iter().all(|entry| entry.split(' ').nth(3).is_some_and(|channel| !channel.is_empty()))
+    /// Waits until the lock with this key has waiters, and all of them are notified: a client's
+    /// first one may queue before the client is subscribed, and polls until then.
+    pub async fn all_notified(&self, key: &str) {
+        let queue = companion(key, "waiters");
+        let places = ["ZRANGEBYSCORE", &queue, "-inf", WAITERS];
+        let has_channel = |place: &String| place.split(' ').nth(3).is_some_and(|channel| !channel.is_empty());
+        eventually("the waiters are notified", || async {
+            let places: Vec<String> = self.run(&places).await;
+            !places.is_empty() && places.iter().all(has_channel)
         })
         .await;
     }
@@ -349,7 +353,7 @@ impl Server {
 
 /// The command that counts the waiters of a queue, which are below all marks.
 pub fn count_waiters(queue: &str) -> [&str; 4] {
-    ["ZCOUNT", queue, "-inf", "(4503599627370496"]
+    ["ZCOUNT", queue, "-inf", WAITERS]
 }
 
 fn spawn(binary: &Path, arguments: &[String], environment: &Environment) -> Child {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, FencingToken, Lease, Locks, Options, RwLock};
 use tokio::task::JoinHandle;
 
+use super::lock_state::companion;
 use super::proxy::{DIRECT, PROXIED};
 use super::{AnyGuard, AnyLock, Deployment, Kind, Proxy, Server, Topology, eventually, open};
 
@@ -176,6 +177,21 @@ impl Setup {
         let polled = self.deployment.scripts_run().await + 3 * self.topology().nodes() as u64;
         eventually("the waiter's pauses grow", || async { self.deployment.scripts_run().await >= polled })
             .await;
+    }
+
+    /// The number of messages published, once the lock with this key has waiters on all nodes,
+    /// which are notified unless they only poll.
+    pub async fn published_before_grant(&self, key: &str) -> u64 {
+        for server in self.deployment.homes(key).await {
+            match self.wake {
+                Wake::Push => server.all_notified(key).await,
+                Wake::Poll => {
+                    let queue = companion(key, "waiters");
+                    eventually("a waiter queues", || async { server.waiters(&queue).await > 0 }).await;
+                }
+            }
+        }
+        self.deployment.published().await
     }
 
     /// Fails unless a majority of the nodes has published a message since then, if waiters are
