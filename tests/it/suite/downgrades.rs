@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, LossReason, Mode, Options, Owner, Renewal};
 
-use super::queued;
+use super::{TTLS, queued, ttl_of};
 use crate::support::{Hold, Setup, eventually, notified_only, patient, renewed_by, soon};
 
 pub async fn downgrade_admits_readers_before_any_writer(setup: Setup) {
@@ -69,10 +69,10 @@ pub async fn counter_stays_behind_the_clock_with_downgrades_in_turns(setup: Setu
 }
 
 pub async fn downgraded_lease_is_renewed(setup: Setup) {
-    let short = Duration::from_secs(2);
+    let short = Duration::from_secs(4);
     let lock = setup.rwlock(patient().read_ttl(short).write_ttl(Duration::from_secs(60))).await;
     let mine = lock.write().await.unwrap().downgrade().await.unwrap();
-    renewed_by(mine.lease(), short).await;
+    renewed_by(mine.lease(), short / 2).await;
     assert!(setup.deployment.has_holders(lock.name()).await);
     mine.leak();
     eventually("the TTL of reading ends it", || async {
@@ -121,22 +121,22 @@ pub async fn downgrade_keeps_ttl_of_other_holds(setup: Setup) {
         let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
-    let (long, short) = (with(100), with(5));
+    let (short, long) = (with(TTLS[0]), with(TTLS[2]));
     let remaining = async || {
         let seen = setup.state_of(long.name()).await;
-        let seconds = |hold: &Hold| hold.remaining.as_secs_f32().round() as u64;
-        (seen.writer.as_ref().map(seconds), seen.readers.first().map(seconds))
+        let ttl = |hold: &Hold| ttl_of(hold.remaining);
+        (seen.writer.as_ref().map(ttl), seen.readers.first().map(ttl))
     };
     let owner = Owner::new();
     let outer = long.with_owner(&owner).write().await.unwrap();
     let inner = short.with_owner(&owner).write().await.unwrap().downgrade().await.unwrap();
-    assert_eq!(remaining().await, (Some(100), Some(5)), "beside a longer hold to write");
+    assert_eq!(remaining().await, (Some(90), Some(30)), "beside a longer hold to write");
     let reading = long.with_owner(&owner).read().await.unwrap();
     let further = short.with_owner(&owner).write().await.unwrap().downgrade().await.unwrap();
-    assert_eq!(remaining().await, (Some(100), Some(100)), "beside a longer hold to read");
+    assert_eq!(remaining().await, (Some(90), Some(90)), "beside a longer hold to read");
     outer.release().await.unwrap();
     let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
-    assert!((95..=100).contains(&kept.as_secs()), "the key lasts until the latest expiry: {kept:?}");
+    assert_eq!(ttl_of(kept), 90, "the key lasts until the latest expiry");
     for guard in [inner, further, reading] {
         guard.release().await.unwrap();
     }

@@ -26,6 +26,7 @@ mod upgrades;
 mod waiting;
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use redlatch::RwLock;
 use tokio::task::JoinHandle;
@@ -51,6 +52,15 @@ async fn queued<T: Send + 'static>(
 ) -> JoinHandle<T> {
     see(lock).await;
     setup.queued(lock.name().key(), work).await
+}
+
+/// TTLs of nested holds, in seconds: so far apart that a slow test takes none for another one.
+const TTLS: [u64; 3] = [30, 60, 90];
+
+/// The TTL of which this time is left.
+fn ttl_of(remaining: Duration) -> u64 {
+    let ttl = TTLS.into_iter().find(|ttl| remaining <= Duration::from_secs(*ttl));
+    ttl.unwrap_or_else(|| panic!("{remaining:?} is longer than all TTLs"))
 }
 
 // Every behaviour runs in every topology, and for every kind on one server. The core of them runs

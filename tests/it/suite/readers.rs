@@ -4,21 +4,22 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Mode, Owner, Renewal};
 
-use super::queued;
-use crate::support::{Hold, Setup, Stopwatch, eventually, notified_only, patient, soon};
+use super::{TTLS, queued, ttl_of};
+use crate::support::{Setup, Stopwatch, eventually, notified_only, patient, soon};
 
 /// A crashed reader blocks writers until its own TTL expires, however long other readers stay.
 pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
-    let short = Duration::from_millis(500);
+    let short = Duration::from_secs(2);
     let lock = setup.rwlock(patient()).await;
     let dying = setup.rwlock(patient().read_ttl(short)).await;
     // Another reader is renewed all the time; it is released before the dead reader's hold expires,
     // or after.
     for leaves_first in [true, false] {
         let long = lock.read().await.unwrap();
-        dying.read().await.unwrap().leak();
         let died = Stopwatch::start();
-        assert_eq!(setup.state_of(lock.name()).await.readers.len(), 2);
+        dying.read().await.unwrap().leak();
+        let readers = setup.state_of(lock.name()).await.readers.len();
+        assert!(readers == 2 || died.elapsed() > short, "{readers} after {died:?}");
         let writer = queued(&setup, &lock, {
             let lock = lock.clone();
             async move { lock.write().await }
@@ -33,7 +34,9 @@ pub async fn dead_reader_blocks_writer_until_its_ttl(setup: Setup) {
         }
         long.release().await.unwrap();
         let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
-        assert!(died.elapsed() > short / 2, "not before the dead reader's TTL");
+        // A server counts in milliseconds.
+        let least = short - Duration::from_millis(5);
+        assert!(died.elapsed() > least, "not before the dead reader's TTL");
         assert!(died.undisturbed() < short + Duration::from_secs(3), "{died:?}");
         writing.release().await.unwrap();
     }
@@ -47,40 +50,39 @@ pub async fn owners_expire_independently(setup: Setup) {
         let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
-    let (long, middle, short) = (with(100), with(50), with(5));
+    let (short, middle, long) = (with(TTLS[0]), with(TTLS[1]), with(TTLS[2]));
     let remaining = |owner: Owner| {
         let (setup, long) = (&setup, long.clone());
         async move {
             let seen = setup.state_of(long.name()).await;
             let holder = seen.readers.into_iter().find(|holder| holder.owner == owner.to_string());
-            holder.unwrap().remaining.as_secs_f32().round() as u64
+            ttl_of(holder.unwrap().remaining)
         }
     };
     let (one, other) = (Owner::new(), Owner::new());
     let guards =
         [long.with_owner(&one).read().await.unwrap(), short.with_owner(&other).read().await.unwrap()];
-    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 5));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (90, 30));
     // A nested hold of the same owner: the larger TTL of the two, not the sum, not the shorter one.
     let further =
         [short.with_owner(&one).read().await.unwrap(), middle.with_owner(&other).read().await.unwrap()];
-    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 50));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (90, 60));
     let kept = setup.deployment.kept_until(long.name().key()).await.duration_since(Instant::now());
-    assert!((95..=100).contains(&kept.as_secs()), "the key lasts until the latest expiry: {kept:?}");
+    assert_eq!(ttl_of(kept), 90, "the key lasts until the latest expiry");
     for guard in further {
         guard.release().await.unwrap();
     }
-    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (100, 50));
+    assert_eq!((remaining(one.clone()).await, remaining(other.clone()).await), (90, 60));
     for guard in guards {
         guard.release().await.unwrap();
     }
     // Each side has a TTL of its own.
-    let options = patient().read_ttl(Duration::from_secs(7)).write_ttl(Duration::from_secs(70));
+    let options = patient().read_ttl(Duration::from_secs(30)).write_ttl(Duration::from_secs(90));
     let sided = locks.with_options(options.renewal(Renewal::Never)).unwrap().rwlock("rw").unwrap();
     let writing = sided.with_owner(&one).write().await.unwrap();
     let reading = sided.with_owner(&one).read().await.unwrap();
     let seen = setup.state_of(sided.name()).await;
-    let seconds = |hold: &Hold| hold.remaining.as_secs_f32().round() as u64;
-    assert_eq!((seconds(&seen.writer.unwrap()), seconds(&seen.readers[0])), (70, 7));
+    assert_eq!((ttl_of(seen.writer.unwrap().remaining), ttl_of(seen.readers[0].remaining)), (90, 30));
     writing.release().await.unwrap();
     reading.release().await.unwrap();
     drop((long, middle, short, sided, locks));
@@ -97,7 +99,8 @@ pub async fn readers_enter_after_waiting_writer_gave_up(setup: Setup) {
         let writer = queued(&setup, &lock, async move {
             match ends {
                 "timed out" => {
-                    let outcome = elsewhere.write_timeout(Duration::from_millis(700)).await;
+                    // Longer than a busy machine needs to queue a reader behind it.
+                    let outcome = elsewhere.write_timeout(Duration::from_secs(5)).await;
                     assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
                 }
                 _ => drop(elsewhere.write().await),
@@ -247,7 +250,7 @@ pub async fn inspect_reports_both_sides(setup: Setup) {
 pub async fn read_beyond_max_readers_is_refused(setup: Setup) {
     let options = patient().max_readers(3);
     let lock = setup.rwlock(options.clone()).await;
-    let dying = setup.rwlock(options.read_ttl(Duration::from_millis(300))).await;
+    let dying = setup.rwlock(options.read_ttl(Duration::from_secs(5))).await;
     let owner = Owner::new();
     let guards = [lock.with_owner(&owner).read().await.unwrap(), lock.read().await.unwrap()];
     dying.read().await.unwrap().leak();
@@ -267,12 +270,10 @@ pub async fn read_beyond_max_readers_is_refused(setup: Setup) {
         .await
         .unwrap();
     // The dead reader counts until its TTL expires, and not after it.
-    let start = Stopwatch::start();
     eventually("the dead reader's place is free", || async {
         lock.try_read().await.is_ok_and(|guard| guard.is_some())
     })
     .await;
-    assert!(start.undisturbed() < Duration::from_secs(2), "{start:?}");
     for guard in guards {
         guard.release().await.unwrap();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Error, Mode, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::queued;
+use super::{TTLS, queued, ttl_of};
 use crate::support::{Setup, eventually, notified_only, patient, soon};
 
 #[derive(Debug)]
@@ -117,21 +117,21 @@ pub async fn inner_write_keeps_larger_ttl(setup: Setup) {
         let options = patient().ttl(Duration::from_secs(seconds)).renewal(Renewal::Never);
         locks.with_options(options).unwrap().rwlock("rw").unwrap()
     };
-    let (long, short) = (with(100), with(5));
+    let (short, long) = (with(TTLS[0]), with(TTLS[2]));
     let remaining = async || {
         let writer = setup.state_of(long.name()).await.writer.unwrap();
-        (writer.count, writer.remaining.as_secs_f32().round() as u64)
+        (writer.count, ttl_of(writer.remaining))
     };
     let owner = Owner::new();
     let outer = long.with_owner(&owner).write().await.unwrap();
     let inner = short.with_owner(&owner).write().await.unwrap();
-    assert_eq!(remaining().await, (2, 100), "an inner hold with a shorter TTL does not shorten");
+    assert_eq!(remaining().await, (2, 90), "an inner hold with a shorter TTL does not shorten");
     inner.release().await.unwrap();
-    assert_eq!(remaining().await, (1, 100), "the inner release does not shorten");
+    assert_eq!(remaining().await, (1, 90), "the inner release does not shorten");
     outer.release().await.unwrap();
     let outer = short.with_owner(&owner).write().await.unwrap();
     let inner = long.with_owner(&owner).write().await.unwrap();
-    assert_eq!(remaining().await, (2, 100), "the larger TTL, not the sum");
+    assert_eq!(remaining().await, (2, 90), "the larger TTL, not the sum");
     for guard in [outer, inner] {
         guard.release().await.unwrap();
     }
