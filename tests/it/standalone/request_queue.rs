@@ -202,11 +202,13 @@ async fn few_more_tasks_than_are_sent_alone_take_no_longer() {
         running.join_all().await;
         start.undisturbed()
     };
+    // A busy machine makes single times longer, a mistake all of them.
+    let shortest = async |tasks| took(tasks).await.min(took(tasks).await).min(took(tasks).await);
     took(24).await; // the scripts are known then
     proxy.slow_down(Some(Duration::from_millis(40)));
-    let alone = took(8).await;
+    let alone = shortest(8).await;
     for tasks in [12, 16] {
-        let beside_others = took(tasks).await;
+        let beside_others = shortest(tasks).await;
         println!("FIG 8 tasks {alone:?}, {tasks} tasks {beside_others:?}");
         assert!(beside_others < alone * 3 / 2, "{tasks} tasks: {beside_others:?}, 8 tasks: {alone:?}");
     }

@@ -74,10 +74,10 @@ pub async fn renewal_holds_lock_for_three_ttls(setup: Setup) {
 }
 
 pub async fn lease_ends_with_its_ttl_if_never_renewed(setup: Setup) {
-    let lock = setup.lock_with("short", ttl(300).renewal(Renewal::Never)).await;
+    let lock = setup.lock_with("short", ttl(2_000).renewal(Renewal::Never)).await;
     let other = setup.rival("short").await;
     let guard = lock.lock().await.unwrap();
-    let ttl = Duration::from_millis(300);
+    let ttl = Duration::from_secs(2);
     assert!(
         guard.lease().valid_until() < std::time::Instant::now() + ttl,
         "the lease counts from before the request"
@@ -143,7 +143,7 @@ pub async fn inspect_reports_holder_and_token(setup: Setup) {
 }
 
 pub async fn leaked_lock_stays_held_until_its_ttl(setup: Setup) {
-    let lock = setup.lock_with("leaked", ttl(400)).await;
+    let lock = setup.lock_with("leaked", ttl(3_000)).await;
     let guard = lock.lock().await.unwrap();
     let lease = guard.lease().clone();
     guard.leak();

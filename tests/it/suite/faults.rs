@@ -110,7 +110,8 @@ pub async fn calls_fail_in_time_while_server_is_stopped(setup: Setup) {
 /// guard.
 pub async fn try_lock_returns_lost_if_reply_arrives_after_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
-    let options = ttl(300).node_timeout(Duration::from_secs(5));
+    // The test sees the lock held before the TTL expires, and no timeout ends the call before.
+    let options = ttl(3_000).node_timeout(Duration::from_secs(30));
     let lock = setup.lock_behind(&proxy, "late", options).await;
     let watcher = setup.rival("late").await;
     warm_up(&lock).await;
@@ -219,9 +220,9 @@ pub async fn clients_take_turns_while_connections_are_cut(setup: Setup) {
 
 /// A server at its memory limit grants no new lock, but held locks are renewed and released.
 pub async fn held_lock_is_renewed_and_released_on_full_server(setup: Setup) {
-    let lock = setup.lock_with("full", ttl(2_400)).await;
+    let lock = setup.lock_with("full", ttl(6_000)).await;
     let guard = lock.lock().await.unwrap();
-    let dropped = setup.lock_with("full-too", ttl(2_400)).await;
+    let dropped = setup.lock_with("full-too", ttl(6_000)).await;
     let drop_soon = dropped.lock().await.unwrap();
     setup.deployment.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     let refused = lock.for_rival().try_lock().await;
@@ -244,7 +245,7 @@ pub async fn held_lock_is_renewed_and_released_on_full_server(setup: Setup) {
 }
 
 pub async fn lock_succeeds_during_script_flush(setup: Setup) {
-    let options = ttl(3_000);
+    let options = ttl(6_000);
     let lock = setup.lock_with("flushed", options.clone()).await;
     let mut connections = setup.deployment.connections().await;
     let flushing = tokio::spawn(async move {

@@ -166,7 +166,7 @@ pub async fn stale_release_leaves_new_hold_alone(setup: Setup) {
 }
 
 pub async fn loss_ends_leases_at_every_depth(setup: Setup) {
-    let locks = setup.client_with(ttl(1_500)).await;
+    let locks = setup.client_with(ttl(3_000)).await;
     let lock = locks.reentrant("lost", &Owner::new()).unwrap();
     let slow = locks.with_options(ttl(60_000)).unwrap().reentrant("lost", &Owner::new()).unwrap();
     let owner = Owner::new();
@@ -238,7 +238,7 @@ pub async fn lock_returns_too_deep_beyond_max_depth(setup: Setup) {
 }
 
 pub async fn local_nesting_makes_no_round_trip(setup: Setup) {
-    let locks = setup.client_with(ttl(1_800).nesting(Nesting::Local)).await;
+    let locks = setup.client_with(ttl(5_000).nesting(Nesting::Local)).await;
     let lock = locks.reentrant("local", &Owner::new()).unwrap();
     let owner = Owner::new();
     let outer = lock.with_owner(&owner).lock().await.unwrap();

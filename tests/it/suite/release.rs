@@ -70,7 +70,7 @@ pub async fn dropped_release_future_still_releases(setup: Setup) {
 }
 
 pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
-    let lock = setup.lock_with("forced", ttl(3_000)).await;
+    let lock = setup.lock_with("forced", ttl(6_000)).await;
     assert!(!lock.force_release().await.unwrap(), "the lock is not held");
     let guard = lock.lock().await.unwrap();
     let other = setup.rival_with("forced", patient().poll_cap(Duration::from_secs(10))).await;
@@ -95,8 +95,7 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
     setup.finish().await;
 }
 
-/// The median of five: a waiter that is not granted the lock may find it free by a poll that comes
-/// just then.
+/// The shorter of two times: a busy machine may make a single one longer.
 pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
     let options = patient().poll_cap(Duration::from_secs(10));
     let (lock, other) = (setup.lock("seized").await, setup.rival_with("seized", options).await);
@@ -124,14 +123,12 @@ pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
 }
 
 pub async fn holder_is_notified_of_deleted_key(setup: Setup) {
-    let lock = setup.lock_with("lost", ttl(3_000)).await;
+    let lock = setup.lock_with("lost", ttl(6_000)).await;
     let guard = lock.lock().await.unwrap();
     let work = guard.lease().while_held(std::future::pending::<()>());
-    let start = Stopwatch::start();
     setup.deployment.delete_until_lost(lock.key(), &[guard.lease()]).await;
     assert!(matches!(soon("the holder is notified", work).await, Err(Error::Lost { .. })));
-    assert!(start.undisturbed() < Duration::from_millis(2_500), "a renewal finds the loss: {start:?}");
-    assert!(guard.lease().is_lost());
+    assert_eq!(guard.lease().end(), Some(LeaseEnd::Revoked), "a renewal finds the loss");
     assert!(!setup.deployment.is_locked(&lock).await, "a renewal does not acquire the lock again");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     let held = lock.lock().await.unwrap();

@@ -35,7 +35,7 @@ pub async fn renew_extends_a_lease_that_is_never_renewed(setup: Setup) {
 }
 
 pub async fn automatic_renewals_continue_after_one_by_hand(setup: Setup) {
-    let lock = setup.lock_with("both", ttl(3_000)).await;
+    let lock = setup.lock_with("both", ttl(6_000)).await;
     let guard = lock.lock().await.unwrap();
     let until = guard.lease().renew().await.unwrap();
     assert!(guard.lease().valid_until() + PASSED > until);
@@ -125,7 +125,7 @@ pub async fn renew_fails_while_servers_are_stopped(setup: Setup) {
 }
 
 pub async fn renew_returns_how_the_lease_has_ended(setup: Setup) {
-    let locks = setup.client_with(ttl(400)).await;
+    let locks = setup.client_with(ttl(3_000)).await;
     let lock = setup.kind.lock(&locks, "ended");
     let guard = lock.lock().await.unwrap();
     let lease = guard.lease().clone();

@@ -58,7 +58,7 @@ pub async fn failed_work_releases_the_lock(setup: Setup) {
 }
 
 pub async fn work_ends_with_the_lease(setup: Setup) {
-    let lock = setup.lock_with("lost", ttl(900)).await;
+    let lock = setup.lock_with("lost", ttl(3_000)).await;
     let revoking = lock.clone();
     let outcome = lock.run(async |_| {
         assert!(revoking.force_release().await?);

@@ -245,7 +245,7 @@ pub async fn a_task_with_other_options_keeps_no_hold(setup: Setup) {
 }
 
 pub async fn a_revoked_hold_is_lost_for_all_its_readers(setup: Setup) {
-    let lock = reading(&setup, "revoked", long_turn().ttl(Duration::from_millis(900))).await;
+    let lock = reading(&setup, "revoked", long_turn().ttl(Duration::from_secs(3))).await;
     let other = setup.client().await.rwlock("revoked").unwrap();
     let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     assert!(other.force_release_read().await.unwrap());
@@ -320,7 +320,7 @@ pub async fn a_downgraded_hold_may_be_joined(setup: Setup) {
 }
 
 pub async fn a_leaked_read_stays_until_its_ttl(setup: Setup) {
-    let lock = reading(&setup, "leaked", long_turn().ttl(Duration::from_secs(2))).await;
+    let lock = reading(&setup, "leaked", long_turn().ttl(Duration::from_secs(6))).await;
     let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     let old = first.lease().clone();
     first.leak();

@@ -78,7 +78,7 @@ pub async fn one_of_several_adopts_a_ticket(setup: Setup) {
 
 pub async fn an_adopted_hold_is_renewed_and_handed_on(setup: Setup) {
     let (lock, next) =
-        (setup.lock_with("renewed", ttl(3_000)).await, setup.lock_with("renewed", ttl(3_000)).await);
+        (setup.lock_with("renewed", ttl(6_000)).await, setup.lock_with("renewed", ttl(6_000)).await);
     let mut guard = lock.lock().await.unwrap();
     let token = guard.lease().fencing_token();
     for adopter in [&next, &lock, &next] {
@@ -94,7 +94,7 @@ pub async fn an_adopted_hold_is_renewed_and_handed_on(setup: Setup) {
 }
 
 pub async fn a_ticket_ends_with_its_ttl(setup: Setup) {
-    let lock = setup.lock_with("late", ttl(400)).await;
+    let lock = setup.lock_with("late", ttl(2_000)).await;
     let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
     eventually("the TTL ends the hold", || async { !setup.deployment.is_locked(&lock).await }).await;
     let late = lock.adopt(&ticket).await;
