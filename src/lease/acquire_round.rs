@@ -54,7 +54,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
         let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
         let mut tally = ReplyTally::new(nodes, &attempt, &votes);
         if tally.is_undecided(proposed) {
-            votes.wait().await;
+            nodes.wait_for_rest(&mut votes, &call).await;
             tally = ReplyTally::new(nodes, &attempt, &votes);
         }
         let agreement = proposals.record(&tally);
@@ -83,7 +83,7 @@ pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
                 if proposed == Some(token) {
                     nodes.accepted(token);
                 }
-                guard.is_unanimous = granted == nodes.all_nodes();
+                guard.granted = granted;
                 let lease = Lease::new(Arc::clone(&attempt), attempt.token(token), sent, until, None);
                 return AcquireOutcome::Granted(lease);
             }

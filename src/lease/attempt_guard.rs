@@ -53,8 +53,8 @@ pub(super) struct AttemptGuard {
     pub(super) attempt: Arc<Attempt>,
     /// How its requests queue it, if they do. `None` once it has left the queue.
     pub(super) entry: Option<QueueEntry>,
-    /// All nodes have granted it, not only a majority.
-    pub(super) is_unanimous: bool,
+    /// The nodes that have granted it: all, or a majority.
+    pub(super) granted: NodeSet,
     standing: Standing,
 }
 
@@ -62,8 +62,10 @@ impl AttemptGuard {
     pub(super) fn new(request: &LockRequest, tokens: u32) -> AttemptGuard {
         let attempt = request.attempt().reserving(tokens);
         let (client, attempt) = (Arc::clone(&request.client), Arc::new(attempt));
-        let is_unanimous = client.nodes.deployment.decides_alone();
-        AttemptGuard { client, attempt, entry: None, is_unanimous, standing: Standing::New }
+        // A single server's grant may arrive as a message, of which no round knows.
+        let is_alone = client.nodes.deployment.decides_alone();
+        let granted = if is_alone { client.nodes.all_nodes() } else { NodeSet::default() };
+        AttemptGuard { client, attempt, entry: None, granted, standing: Standing::New }
     }
 
     /// To be called before a request is sent: from then on it must be undone.
@@ -83,14 +85,14 @@ impl AttemptGuard {
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
     pub(super) fn hold(&mut self, lease: &Lease) {
-        let has_queued = self.has_queued();
+        let (has_queued, is_unanimous) = (self.has_queued(), self.granted == self.client.nodes.all_nodes());
         // A granted attempt has left the queue; only a late delivery could queue it again.
-        if self.is_unanimous && !self.attempt.in_flight.is_indeterminate() {
+        if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
         self.attempt.note_token(lease.fencing_token());
         self.attempt.note_held();
-        self.client.keeper.keep(lease, self.is_unanimous, self.entry.clone());
+        self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
         if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
@@ -126,12 +128,22 @@ impl AttemptGuard {
     pub(super) fn hand_over(&mut self) -> AttemptGuard {
         let (client, attempt) = (Arc::clone(&self.client), Arc::clone(&self.attempt));
         let standing = mem::replace(&mut self.standing, Standing::Left);
-        AttemptGuard { client, attempt, entry: self.entry.take(), is_unanimous: self.is_unanimous, standing }
+        AttemptGuard { client, attempt, entry: self.entry.take(), granted: self.granted, standing }
     }
 
     /// The hold is meant to stay, until its TTL ends it.
     pub(super) fn leak(&mut self) {
         self.standing = Standing::Left;
+        let nodes = self.client.nodes.all_nodes().without(self.granted);
+        if nodes.is_empty() || !self.client.nodes.deployment.is_majority(self.granted) {
+            return;
+        }
+        // It may still wait on the others. What one of them grants it there, nobody would release.
+        if let Some(entry) = self.entry.take() {
+            let (attempt, entry) = (Arc::clone(&self.attempt), Some(entry));
+            let (has_lease, is_final) = (false, true);
+            self.client.keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });
+        }
     }
 
     /// The operation, lock and server, for errors.

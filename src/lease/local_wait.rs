@@ -38,7 +38,7 @@ pub(super) async fn wait_in_local_queue(
     };
     let (front, mut events) = local_waiter.split();
     tokio::pin!(front);
-    let outage_deadline = OutageDeadline::new(request);
+    let outage_deadline = OutageDeadline::new(request, &mut progress.begun);
     let (mut is_held, mut waits) = (may_enter, false);
     let warning = sleep(WAIT_BEFORE_A_WARNING);
     tokio::pin!(warning);

@@ -25,7 +25,8 @@ pub(super) struct OutageDeadline<'a> {
 }
 
 impl OutageDeadline<'_> {
-    pub(super) fn new(request: &LockRequest) -> OutageDeadline<'_> {
+    /// `begun`: when the call did, once a part of it has a deadline.
+    pub(super) fn new<'a>(request: &'a LockRequest, begun: &mut Option<Moment>) -> OutageDeadline<'a> {
         let unqueued = 2 * request.client.nodes.limit();
         let queued = unqueued.max(request.options.ttl);
         let limit = request.options.outage_limit;
@@ -36,7 +37,7 @@ impl OutageDeadline<'_> {
             has_queued: false,
             failing_since: None,
             pause: OUTAGE_PAUSES.0,
-            start: limit.map(|_| Moment::now()),
+            start: limit.map(|_| *begun.get_or_insert_with(Moment::now)),
         }
     }
 

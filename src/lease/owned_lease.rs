@@ -266,7 +266,7 @@ impl OwnedLease {
                 }
                 self.lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until, None);
                 convert_stragglers(&client, verb, &attempt, self.lease.clone(), &votes, may_arrive_late);
-                self.guard.is_unanimous = client.nodes.deployment.decides_alone();
+                self.guard.granted = votes.tally().positive;
                 self.guard.hold(&self.lease);
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released

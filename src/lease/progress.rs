@@ -31,6 +31,8 @@ pub(crate) struct Progress {
     pub(super) in_flight: Option<Arc<InFlight>>,
     /// Begun once the lock is busy.
     pub(super) wait: WaitSpan,
+    /// When the call began, if it has an `outage_limit`.
+    pub(super) begun: Option<Moment>,
 }
 
 impl Progress {

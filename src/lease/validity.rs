@@ -89,7 +89,9 @@ const EXPIRY_GRANULARITY: Duration = Duration::from_millis(2);
 /// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/): TTL less
 /// drift).
 pub(super) fn trusted_span(ttl: Duration, drift: f64) -> Duration {
-    ttl.mul_f64(1.0 - drift).saturating_sub(EXPIRY_GRANULARITY)
+    // Rounded up, the longest span that there is would be too long.
+    let span = Duration::try_from_secs_f64(ttl.as_secs_f64() * (1.0 - drift)).unwrap_or(ttl);
+    span.saturating_sub(EXPIRY_GRANULARITY)
 }
 
 #[cfg(test)]
@@ -97,6 +99,12 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_longest_span_is_trusted_without_drift() {
+        assert_eq!(trusted_span(Duration::MAX, 0.0), Duration::MAX - EXPIRY_GRANULARITY);
+        assert_eq!(trusted_span(10 * SECOND, 0.5), 5 * SECOND - EXPIRY_GRANULARITY);
+    }
 
     #[test]
     fn a_deadline_that_has_passed_never_moves_again() {

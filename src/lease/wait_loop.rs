@@ -94,10 +94,10 @@ pub(super) async fn wait_in_redis(
     };
     let wait = Wait {
         request,
+        outage_deadline: OutageDeadline::new(request, &mut progress.begun),
         progress,
         tokens,
         waiter,
-        outage_deadline: OutageDeadline::new(request),
         backoff: ContentionBackoff::default(),
         budget: PollBudget::new(),
         announced: None,

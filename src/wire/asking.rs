@@ -89,6 +89,26 @@ impl Nodes {
         rest
     }
 
+    /// Whether each of these nodes has failed before, so that it will not reply soon.
+    fn are_failing(&self, nodes: NodeSet, call: &Call) -> bool {
+        let mut some = self.all.iter().enumerate().filter(|(place, _)| nodes.contains(*place));
+        some.all(|(_, node)| node.outage(call.first_key(), Ability::Reply).is_some())
+    }
+
+    /// Waits for the remaining votes, but for those of nodes that have failed before.
+    pub(crate) async fn wait_for_rest(&self, votes: &mut Votes, call: &Call) {
+        while let Some(mut rest) = votes.rest.take() {
+            let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
+            if self.are_failing(self.all_nodes().without(replied), call) {
+                return votes.rest = Some(rest);
+            }
+            if let Some(mut more) = rest.next().await {
+                votes.received.append(&mut more);
+                votes.rest = Some(rest);
+            }
+        }
+    }
+
     /// Waits for as many votes as are asked for, or until they can no longer come.
     async fn gather(
         &self,
@@ -111,15 +131,16 @@ impl Nodes {
                 // If too few reply, each node's failure is reported; none takes longer than its
                 // node's time limit.
                 let may_grant = self.deployment.is_majority(tally.positive.union(pending));
-                if !may_grant && self.deployment.is_majority(tally.replied()) && !is_refused {
-                    is_refused = true;
-                    // A node that has failed before will not reply soon.
-                    let mut others =
-                        self.all.iter().enumerate().filter(|(place, _)| pending.contains(*place));
-                    if others.all(|(_, node)| node.outage(call.first_key(), Ability::Reply).is_some()) {
+                if self.deployment.is_majority(tally.replied()) && !is_refused {
+                    // Also if they could grant it: each of two clients that have one node would
+                    // wait for the third one, which hangs, and release its own at the same moment.
+                    if self.are_failing(pending, call) {
                         break;
                     }
-                    grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));
+                    if !may_grant {
+                        is_refused = true;
+                        grace.as_mut().reset(tokio::time::Instant::now() + GRACE.min(self.limit() / 4));
+                    }
                 }
             }
             tokio::select! {

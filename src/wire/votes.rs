@@ -41,15 +41,6 @@ impl Votes {
         }))
     }
 
-    /// Waits for the remaining nodes, each with its own time limit.
-    pub(crate) async fn wait(&mut self) {
-        if let Some(mut rest) = self.rest.take() {
-            while let Some(mut votes) = rest.next().await {
-                self.received.append(&mut votes);
-            }
-        }
-    }
-
     /// The nodes by their replies so far, of which any negative number is a refusal.
     pub(crate) fn tally(&self) -> Tally {
         Tally::of(&self.received, self.least, |_| true)

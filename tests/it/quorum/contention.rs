@@ -207,14 +207,14 @@ async fn quorum_try_ends_soon_if_a_minority_lost_the_lock() {
 
 /// Counts the current holders: readers share the lock, a writer is alone.
 #[derive(Default)]
-struct Holders {
+pub(super) struct Holders {
     readers: AtomicI64,
     writers: AtomicI64,
     token: AtomicU64,
 }
 
 /// Acquires and releases the lock this many times. Returns the longest wait.
-async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Stopwatch {
+pub(super) async fn turns(lock: AnyLock, holders: Arc<Holders>, turns: usize) -> Stopwatch {
     let mut waits = Vec::new();
     for _ in 0..turns {
         let start = Stopwatch::start();

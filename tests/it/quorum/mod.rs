@@ -16,6 +16,7 @@ mod queue;
 mod refusals;
 mod rejoin;
 mod restart_guard;
+mod slow_nodes;
 mod status;
 mod tokens;
 

@@ -49,3 +49,27 @@ async fn a_late_refusal_does_not_hide_a_lost_grant() {
         proxy.lead_to(server.port());
     }
 }
+
+/// A task waits behind another one of its client while the server is down. That one leaves, and the
+/// limit for outages of the next one counts from its own beginning, not from its coming to the
+/// front.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_limit_counts_from_the_beginning_of_the_call() {
+    const LIMIT: Duration = Duration::from_secs(4);
+    let mut server = Server::start().await;
+    let options = Options::new().outage_limit(LIMIT);
+    let locks = Locks::builder().server(server.url()).options(options).connect().await.unwrap();
+    server.kill();
+    let (alone, front) = (locks.mutex("alone").unwrap(), locks.mutex("shared").unwrap());
+    let behind = front.clone();
+    let front = tokio::spawn(async move { front.lock_timeout(LIMIT * 3 / 4).await });
+    eventually("it is at the front", || async { !locks.is_idle() }).await;
+    let lock = |lock: redlatch::Mutex| async move {
+        let start = std::time::Instant::now();
+        assert!(lock.lock().await.is_err(), "the server is down");
+        start.elapsed()
+    };
+    let (alone, behind) = tokio::join!(lock(alone), lock(behind));
+    assert!(front.await.unwrap().is_err());
+    assert!(behind < alone + LIMIT / 2, "{behind:?}, and {alone:?} without another task");
+}
