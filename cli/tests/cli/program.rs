@@ -17,6 +17,12 @@ pub struct Output {
     pub stderr: String,
 }
 
+/// The program as words of a command. A busy machine may delay a server's reply for seconds.
+pub const WORDS: [&str; 3] = [env!("CARGO_BIN_EXE_redlatch"), "--node-timeout", "20s"];
+
+/// The same in a line of a shell.
+pub const REDLATCH: &str = concat!(env!("CARGO_BIN_EXE_redlatch"), " --node-timeout 20s");
+
 /// A command with the program, whose servers come from the arguments or the environment.
 pub fn program(words: &[&str]) -> Command {
     // A shell without job control starts background jobs with INT ignored, and the program keeps
@@ -31,12 +37,10 @@ pub fn by(wrapper: &[&str], words: &[&str]) -> Command {
     if wrapper != ["env"] {
         command.arg("env");
     }
-    command.args(["--default-signal", env!("CARGO_BIN_EXE_redlatch")]);
+    command.arg("--default-signal").args(WORDS).args(words).kill_on_drop(true);
     for name in ["REDLATCH_REDIS", "REDIS_URL", "REDLATCH_OWNER", "REDLATCH_NAME", "REDLATCH_TOKEN"] {
         command.env_remove(name);
     }
-    // A busy machine may delay a server's reply for seconds.
-    command.args(["--node-timeout", "20s"]).args(words).kill_on_drop(true);
     command
 }
 
@@ -147,13 +151,40 @@ pub fn is_alive(pid: Pid) -> bool {
 /// The watchdog of a `run`.
 pub fn watchdog_of(run: Pid) -> Option<Pid> {
     let tasks = format!("/proc/{0}/task/{0}/children", run.as_raw_nonzero());
-    let children = std::fs::read_to_string(tasks).unwrap();
+    let children = std::fs::read_to_string(tasks).ok()?;
     let words = |id: &&str| std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
     children.split_whitespace().find(|id| words(id).starts_with("lock-watchdog")).map(pid)
 }
 
 pub async fn ends(pid: Pid) {
     eventually("a process ends", || async { !is_alive(pid) }).await;
+}
+
+/// Waits until the parent of a process has reaped it. Once a `run` has reaped its command, the
+/// release has begun, or begins without any pause.
+pub async fn is_reaped(pid: Pid) {
+    let proc = format!("/proc/{}", pid.as_raw_nonzero());
+    eventually("a process is reaped", || async { !std::path::Path::new(&proc).exists() }).await;
+}
+
+/// Waits until processes have ended, before the lock `job` is free.
+pub async fn end_while_held(server: &Server, processes: &[Pid]) {
+    eventually("the processes have ended", || async {
+        // First the lock: processes that end between both questions may leave it free.
+        let is_held = server.run::<bool>(&["EXISTS", "lock:job"]).await;
+        let are_over = !processes.iter().any(|process| is_alive(*process));
+        assert!(is_held || are_over, "the lock is free before");
+        are_over
+    })
+    .await;
+}
+
+/// When the lease of the lock `job` ends, by the server's clock, in milliseconds. A script reads
+/// both at once: a pause in between would look like a renewal.
+pub async fn expiry(server: &Server) -> i64 {
+    let script = "local now = redis.call('TIME')
+        return now[1] * 1000 + math.floor(now[2] / 1000) + redis.call('PTTL', KEYS[1])";
+    server.run(&["EVAL", script, "1", "lock:job"]).await
 }
 
 /// Waits until a mutex is held, or free.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::Owner;
 use tokio::io::AsyncReadExt as _;
 
-use crate::program::{RunningProgram, is_held, on, output, program, run_on};
+use crate::program::{RunningProgram, WORDS, is_held, on, output, program, run_on};
 use crate::support::{DURABLE, Server, queued, soon};
 
 /// A lock of each kind, as its options.
@@ -52,25 +52,21 @@ async fn command_receives_name_token_and_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nested_run_enters_the_lock_of_its_caller() {
     let server = Server::start().await;
-    let redlatch = env!("CARGO_BIN_EXE_redlatch");
     for options in [&["-r"][..], &["-r", "-x"], &["-r", "-s"]] {
         let inner = run(options, &["sh", "-c", "exit 5"]);
         // Through a lock of another name and kind.
-        let middle = [&[redlatch, "run", "other", "--", redlatch], inner.as_slice()].concat();
+        let middle = [&WORDS[..], &["run", "other", "--"], &WORDS, &inner].concat();
         let ended = run_on(&server, &run(options, &middle)).await;
         assert_eq!(ended.code, 5, "{options:?}: {ended:?}");
         // Another owner is not admitted, unless both read.
-        let stranger = [
-            &["env", "-u", "REDLATCH_OWNER", redlatch],
-            run(&[options, &["-n"]].concat(), &["true"]).as_slice(),
-        ]
-        .concat();
+        let refused = run(&[options, &["-n"]].concat(), &["true"]);
+        let stranger = [&["env", "-u", "REDLATCH_OWNER"], &WORDS[..], &refused].concat();
         let ended = run_on(&server, &run(options, &stranger)).await;
         assert_eq!(ended.code, i32::from(!options.contains(&"-s")), "{options:?}: {ended:?}");
     }
     // The last release decides how long the lock stays held.
     let inner = run(&["-r", "--hold-at-least", "20s"], &["true"]);
-    let ended = run_on(&server, &run(&["-r"], &[&[redlatch], inner.as_slice()].concat())).await;
+    let ended = run_on(&server, &run(&["-r"], &[&WORDS[..], &inner].concat())).await;
     assert!(ended.code == 0 && ended.stderr.contains("has no effect here if the outer"), "{ended:?}");
     server.assert_nothing_left().await;
 }

@@ -3,14 +3,14 @@
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::program::{RunningProgram, ends, is_held, on, output, pid, run_on};
-use crate::support::{Server, eventually, soon};
-use crate::terminal::{REDLATCH, Terminal};
+use crate::program::{REDLATCH, RunningProgram, ends, is_held, on, output, pid, run_on};
+use crate::support::{Server, Stopwatch, eventually, soon};
+use crate::terminal::Terminal;
 
 /// Ignores TERM. Prints its process id.
 const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.05; done";
@@ -41,11 +41,11 @@ async fn revoked_lock_ends_the_command_although_stderr_is_blocked() {
     let words = ["run", "--ttl", "30s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
     let mut running = RunningProgram::start_with_stderr(on(&server, &words), writer.into());
     let command = pid(&running.line().await);
-    let start = Instant::now();
+    let start = Stopwatch::start();
     assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
     ends(command).await;
     // A renewal finds out after a third of the TTL; without it the lease ends after the whole.
-    assert!(start.elapsed() < Duration::from_secs(20), "it ran on: {:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(20), "it ran on: {start:?}");
     let (text, ended) = tokio::join!(rest(reader), running.end());
     assert_eq!(ended.code, 75, "{ended:?}");
     assert!(text.contains("was revoked"), "{text}");
@@ -164,7 +164,7 @@ async fn lock_is_released_although_stderr_is_blocked() {
     let waits = format!("trap \"\" TERM; echo in; while [ ! -e {} ]; do sleep 0.05; done", file.display());
     let script = format!("sh -c '{waits}' & exec sleep 1000");
     let mut running = RunningProgram::start_with_stderr(
-        on(&server, &["run", "--ttl", "6s", "job", "--", "sh", "-c", &script]),
+        on(&server, &["run", "--ttl", "6s", "--grace", "100ms", "job", "--", "sh", "-c", &script]),
         writer.into(),
     );
     assert_eq!(running.line().await, "in");
@@ -235,10 +235,10 @@ async fn revoked_lock_ends_the_command_of_a_background_run_although_the_terminal
     terminal.press(&format!("{run} &\n"));
     let written = || std::fs::read_to_string(&file).unwrap_or_default();
     eventually("the command runs", || async { written().ends_with('\n') }).await;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
     ends(pid(&written())).await;
-    assert!(start.elapsed() < Duration::from_secs(20), "it ran on: {:?}", start.elapsed());
+    assert!(start.undisturbed() < Duration::from_secs(20), "it ran on: {start:?}");
     // Once nothing depends on it, it stops as other programs do.
     terminal.shows("Stopped").await;
     terminal.press("fg\n");

@@ -8,13 +8,11 @@ use redlatch::{Options, Owner};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::program::{Output, RunningProgram, is_held, on, output, program, run_on};
+use crate::program::{Output, RunningProgram, WORDS, is_held, on, output, program, run_on};
 use crate::run_messages::full_pipe;
 use crate::support::tls::{Authority, is_available, url};
 use crate::support::{Deployment, Server, Topology, eventually, queued, soon};
 use crate::terminal::Terminal;
-
-const REDLATCH: &str = env!("CARGO_BIN_EXE_redlatch");
 
 fn parsed(ended: &Output) -> Value {
     assert_eq!(ended.code, 0, "{ended:?}");
@@ -253,8 +251,8 @@ async fn signal_ends_a_watch_whose_stdout_is_blocked() {
     let server = Server::start().await;
     let (_reader, writer) = full_pipe();
     let mut command = on(&server, &["watch", "job"]);
-    let mut watch = command.stdout(writer).spawn().unwrap();
     let before = server.scripts_run().await;
+    let mut watch = command.stdout(writer).spawn().unwrap();
     eventually("it has asked", || async { server.scripts_run().await > before }).await;
     let pid = Pid::from_raw(i32::try_from(watch.id().unwrap()).unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
@@ -265,7 +263,8 @@ async fn signal_ends_a_watch_whose_stdout_is_blocked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_redraws_on_a_terminal() {
     let server = Server::start().await;
-    let mut terminal = Terminal::start(&[REDLATCH, "watch", "--interval", "10ms", "job"], &server);
+    let words = ["watch", "--interval", "10ms", "job"];
+    let mut terminal = Terminal::start(&[&WORDS[..], &words].concat(), &server);
     terminal.shows("\"job\": free").await;
     let mut holder = RunningProgram::start(on(
         &server,

@@ -5,12 +5,13 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::process::{Child, Command};
 
-use crate::program::{RunningProgram, ends, on, pid};
+use crate::program::{REDLATCH, RunningProgram, WORDS, is_reaped, on, pid};
 use crate::support::{Server, eventually, soon};
 
 /// A process whose controlling terminal is a new one, and what it has written.
@@ -18,6 +19,7 @@ pub struct Terminal {
     pub child: Child,
     keyboard: File,
     screen: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
 }
 
 impl Terminal {
@@ -39,14 +41,14 @@ impl Terminal {
         let keyboard = File::from(main);
         let (mut output, screen) = (keyboard.try_clone().unwrap(), Arc::new(Mutex::new(String::new())));
         let written = Arc::clone(&screen);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // An error is the end: no process has the terminal open.
             while let Ok(count @ 1..) = output.read(&mut bytes) {
                 *written.lock().unwrap() += &String::from_utf8_lossy(&bytes[..count]);
             }
         });
-        Terminal { child, keyboard, screen }
+        Terminal { child, keyboard, screen, reader }
     }
 
     pub fn press(&mut self, keys: &str) {
@@ -64,11 +66,10 @@ impl Terminal {
 
     pub async fn end(mut self) -> (Option<i32>, String) {
         let status = soon("the terminal's process ends", self.child.wait()).await.unwrap();
+        eventually("the whole screen is read", || async { self.reader.is_finished() }).await;
         (status.code(), self.screen())
     }
 }
-
-pub const REDLATCH: &str = env!("CARGO_BIN_EXE_redlatch");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn command_reads_the_terminal_and_its_caller_reads_it_afterwards() {
@@ -251,7 +252,8 @@ async fn suspend_key_without_a_shell_does_not_stop_the_command() {
     let server = Server::start().await;
     // One process: a shell that is just starting another one waits for that, and is not stopped.
     let ticks = "import time\nwhile True: print('tick', flush=True); time.sleep(0.01)";
-    let mut terminal = Terminal::start(&[REDLATCH, "run", "job", "--", "python3", "-c", ticks], &server);
+    let words = ["run", "job", "--", "python3", "-c", ticks];
+    let mut terminal = Terminal::start(&[&WORDS[..], &words].concat(), &server);
     terminal.shows("tick").await;
     for presses in 1..3 {
         terminal.press("\u{1a}");
@@ -316,12 +318,13 @@ async fn interrupt_key_does_not_end_the_wait_for_the_release() {
     let mut control = RunningProgram::start(on(&server, &words));
     let command = pid(&control.line().await);
     let words = ["run", "--node-timeout", "30s", "job", "--", "sh", "-c", "echo pid=$$; exec sleep 600"];
-    let mut terminal = Terminal::start(&[&[REDLATCH], words.as_slice()].concat(), &server);
+    let mut terminal = Terminal::start(&[&WORDS[..], &words].concat(), &server);
     terminal.shows("pid=").await;
     server.pause();
     terminal.press("\u{3}");
     control.signal(Signal::INT);
-    ends(command).await;
+    // The second signal is to end the wait: it must not be one for the command.
+    is_reaped(command).await;
     control.signal(Signal::INT);
     let ended = control.end().await;
     assert!(ended.stderr.contains("was not released within"), "the second signal ended its wait: {ended:?}");
