@@ -3,17 +3,11 @@
 
 use rustix::process::Signal;
 
-use crate::program::{RunningProgram, ends, is_held, on, pid, run_on};
+use crate::program::{RunningProgram, ends, expiry, is_held, on, pid, run_on};
 use crate::support::{DURABLE, Server, eventually};
 
 /// Reports TERM, and goes on; ends with a code of its own at USR1. Prints its process id.
 const COMMAND: &str = "trap 'echo term' TERM; trap 'exit 7' USR1; echo $$; while :; do sleep 0.05; done";
-
-/// When the lease ends, by the server's clock, in milliseconds.
-async fn expiry(server: &Server) -> i64 {
-    let left: i64 = server.run(&["PTTL", "lock:job"]).await;
-    server.time().await / 1000 + left
-}
 
 /// Whether a renewal has reached the machine, but not the server, which is stopped. It is longer
 /// than the `PING`s of the time until then.
@@ -58,7 +52,7 @@ async fn command_goes_on_if_the_server_is_back_with_its_data_before_the_lease_en
 #[tokio::test(flavor = "multi_thread")]
 async fn server_that_restarts_without_its_data_ends_the_command_once_run_is_connected_again() {
     let mut server = Server::start().await;
-    let words = ["run", "--ttl", "10m", "--grace", "1s", "job", "--", "sh", "-c", COMMAND];
+    let words = ["run", "--ttl", "10m", "--grace", "3s", "job", "--", "sh", "-c", COMMAND];
     let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
     server.kill();
@@ -68,14 +62,14 @@ async fn server_that_restarts_without_its_data_ends_the_command_once_run_is_conn
     assert_eq!(next.code, 0, "{next:?}");
     let ended = running.end().await;
     assert_eq!((ended.code, ended.stdout.as_str()), (75, ""), "{ended:?}");
-    assert!(ended.stderr.contains("the server has lost its data: the command gets TERM, and KILL in 1.0s"));
+    assert!(ended.stderr.contains("the server has lost its data: the command gets TERM, and KILL in 3.0s"));
     ends(command).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn data_lost_by_a_server_that_stays_up_ends_the_command_at_the_next_renewal() {
     let server = Server::start().await;
-    let words = ["run", "--ttl", "15s", "--grace", "1s", "job", "--", "sh", "-c", COMMAND];
+    let words = ["run", "--ttl", "15s", "--grace", "3s", "job", "--", "sh", "-c", COMMAND];
     let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
     let before = server.scripts_run().await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid};
+use crate::program::{REDLATCH, RunningProgram, end_while_held, ends, is_alive, is_held, on, pid};
 use crate::support::{Server, eventually, soon};
 
 /// `timeout` makes a group of its own. Prints the process id of the command in that group; `sh`
@@ -25,12 +25,7 @@ async fn killed_run_ends_processes_outside_of_the_group() {
     let process = pid(&running.line().await);
     running.child.kill().await.unwrap();
     assert_eq!(running.line().await, "term");
-    eventually("the process has ended", || async {
-        let is_over = !is_alive(process);
-        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
-        is_over
-    })
-    .await;
+    end_while_held(&server, &[process]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,9 +34,8 @@ async fn lost_lease_ends_processes_outside_of_the_group() {
     // In another group, and in a session of its own. The command of a `run` within gets TERM once,
     // and ends half a second later.
     let nested = format!(
-        "{} run other -- sh -c 'trap \"echo term; n=0\" TERM; echo $$
-        while [ \"$n\" != 10 ]; do sleep 0.05; n=${{n:+$((n + 1))}}; done'",
-        env!("CARGO_BIN_EXE_redlatch")
+        "{REDLATCH} run other -- sh -c 'trap \"echo term; n=0\" TERM; echo $$
+        while [ \"$n\" != 10 ]; do sleep 0.05; n=${{n:+$((n + 1))}}; done'"
     );
     for script in [IN_OTHER_GROUP.to_owned(), format!("setsid {IN_OTHER_GROUP}"), nested] {
         let mut running = RunningProgram::start(on(&server, &words(&script)));
@@ -84,7 +78,7 @@ async fn lock_stays_held_after_a_signal_until_all_processes_have_ended() {
     let mut all = Vec::new();
     for (name, wrapper) in [("group", ""), ("session", "setsid"), ("timeout", "timeout 1000")] {
         let script = clean_up(wrapper, &file);
-        let words = ["run", "--ttl", "6s", name, "--", "sh", "-c", &script];
+        let words = ["run", "--ttl", "6s", "--grace", "100ms", name, "--", "sh", "-c", &script];
         let mut running = RunningProgram::start(on(&server, &words));
         let (command, process) = (pid(&running.line().await), pid(&running.line().await));
         running.signal(Signal::TERM);

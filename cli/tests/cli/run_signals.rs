@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
-use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, program, run_on, watchdog_of};
+use crate::program::{
+    REDLATCH, RunningProgram, end_while_held, ends, is_alive, is_held, is_reaped, on, pid, program, run_on,
+    watchdog_of,
+};
 use crate::support::{LONGEST_WAIT, Proxy, Server, Stopwatch, eventually};
 
 const SIGNALS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
@@ -57,9 +60,7 @@ async fn signal_ends_the_wait_for_a_release() {
     let words = ["run", "--node-timeout", "60s", "job", "--", "sh", "-c", &script];
     let mut running = RunningProgram::start(on(&server, &words));
     let command = pid(&running.line().await);
-    // Reaped, so the release has begun, or begins without any pause.
-    let proc = format!("/proc/{}", command.as_raw_nonzero());
-    eventually("the command is reaped", || async { !std::path::Path::new(&proc).exists() }).await;
+    is_reaped(command).await;
     running.signal(Signal::TERM);
     // Without the signal, it takes several times the limit of a minute, and no line comes so late.
     let ended = running.end().await;
@@ -149,8 +150,7 @@ async fn stopped_command_continues_for_a_signal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ignored_signal_stays_ignored() {
     let server = Server::start().await;
-    let redlatch = env!("CARGO_BIN_EXE_redlatch");
-    let script = format!("trap '' HUP; exec {redlatch} run job -- sh -c 'echo $$; exec sleep 1000'");
+    let script = format!("trap '' HUP; exec {REDLATCH} run job -- sh -c 'echo $$; exec sleep 1000'");
     let mut command = tokio::process::Command::new("sh");
     command.args(["-c", &script]).env("REDLATCH_REDIS", server.url()).kill_on_drop(true);
     let mut running = RunningProgram::start(command);
@@ -164,19 +164,14 @@ async fn ignored_signal_stays_ignored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_run_leaves_no_process_and_the_lock_expires() {
     let server = Server::start().await;
-    let script = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
+    let script = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do sleep 0.05; done";
     let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", script];
     let mut running = RunningProgram::start(on(&server, &words));
     let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
     running.child.kill().await.unwrap();
     // The command ignores TERM, so it gets KILL, before the lease ends.
     assert_eq!(running.line().await, "term");
-    eventually("the group has ended", || async {
-        let is_over = !is_alive(command) && !is_alive(grandchild);
-        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
-        is_over
-    })
-    .await;
+    end_while_held(&server, &[command, grandchild]).await;
     is_held(&server, "job", false).await;
     assert_eq!(run_on(&server, &["run", "-n", "job", "--", "true"]).await.code, 0);
 }

@@ -1,11 +1,15 @@
 //! `redlatch run` whose watchdog is stopped or killed, also while it starts.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::program::{RunningProgram, is_alive, is_held, on, pid, watchdog_of};
-use crate::support::{LONGEST_WAIT, Server, Stopwatch, eventually, queued};
+use crate::program::{
+    RunningProgram, end_while_held, expiry, is_alive, is_held, on, pid, watchdog_of, wrapped,
+};
+use crate::support::{LONGEST_WAIT, Server, Stopwatch, eventually, queued, soon};
 
 /// Ignores TERM. Prints its process id.
 const STUBBORN: &str = "trap '' TERM; echo $$; while :; do sleep 0.05; done";
@@ -25,18 +29,18 @@ fn has_no_command(run: Pid) -> bool {
     children.unwrap().split_whitespace().map(pid).all(|child| Some(child) == watchdog || !is_alive(child))
 }
 
-/// Stops the next watchdog of a `run` while it starts. `None`: it was ready before.
-async fn stop_next(run: Pid, before: Option<Pid>) -> Option<Pid> {
+/// Stops the first watchdog of a `run` while it starts. `None`: it was ready before.
+async fn stop_first(run: Pid) -> Option<Pid> {
     let stop = move || {
         let start = std::time::Instant::now();
-        let next = loop {
-            match watchdog_of(run).filter(|next| Some(*next) != before) {
-                Some(next) => break next,
+        let first = loop {
+            match watchdog_of(run) {
+                Some(first) => break first,
                 None => assert!(start.elapsed() < LONGEST_WAIT, "no watchdog"),
             }
         };
-        let _ = kill_process(next, Signal::STOP);
-        (!has_session(next)).then_some(next)
+        let _ = kill_process(first, Signal::STOP);
+        (!has_session(first)).then_some(first)
     };
     tokio::task::spawn_blocking(stop).await.unwrap()
 }
@@ -47,7 +51,7 @@ async fn signal_ends_a_run_whose_watchdog_does_not_start() {
     let watch = Stopwatch::start();
     loop {
         let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
-        let stopped = stop_next(running.pid(), None).await;
+        let stopped = stop_first(running.pid()).await;
         running.signal(Signal::TERM);
         let ended = running.end().await;
         is_held(&server, "job", false).await;
@@ -67,7 +71,7 @@ async fn run_whose_first_watchdog_is_killed_starts_nothing() {
     let watch = Stopwatch::start();
     loop {
         let running = RunningProgram::start(on(&server, &["run", "job", "--", "echo", "started"]));
-        let stopped = stop_next(running.pid(), None).await;
+        let stopped = stop_first(running.pid()).await;
         if let Some(watchdog) = stopped {
             kill_process(watchdog, Signal::KILL).unwrap();
         } else {
@@ -90,23 +94,21 @@ async fn command_ends_before_its_lease_although_no_watchdog_starts() {
     let server = Server::start().await;
     let script = "trap '' TERM; echo in; while :; do date +%s%N; sleep 0.02; done";
     let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", script];
-    let mut running = RunningProgram::start(on(&server, &words));
+    // A copy of the program, whose file can be executed no more once the command runs.
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("redlatch");
+    let start = "cp \"$3\" \"$0\"; shift 3; exec env --default-signal \"$0\" \"$@\"";
+    let wrapper = ["sh", "-c", start, copy.to_str().unwrap()];
+    let mut running = RunningProgram::start(wrapped(&wrapper, &server, &words));
     assert_eq!(running.line().await, "in");
-    let (run, watch) = (running.pid(), Stopwatch::start());
-    loop {
-        eventually("a watchdog", || async { watchdog_of(run).is_some_and(has_session) }).await;
-        let watchdog = watchdog_of(run).unwrap();
-        kill_process(watchdog, Signal::KILL).unwrap();
-        if stop_next(run, Some(watchdog)).await.is_some() {
-            break;
-        }
-        assert!(watch.elapsed() < LONGEST_WAIT, "each watchdog was ready before");
-    }
+    std::fs::set_permissions(&copy, Permissions::from_mode(0o600)).unwrap();
+    kill_process(watchdog_of(running.pid()).unwrap(), Signal::KILL).unwrap();
     server.pause();
     let paused = SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let ended = running.end().await;
+    // The lines do not end before the command does.
+    let ended = soon("the command ends", running.end()).await;
     server.resume();
-    assert_eq!(ended.code, 75, "{ended:?}");
+    assert!(ended.code == 75 && ended.stderr.contains("another one cannot be started"), "{ended:?}");
     let last = ended.stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
     let ran = last.expect("it ran on").saturating_sub(paused);
     assert!(ran < Duration::from_secs(6), "the command ran for {ran:?} after the last renewal");
@@ -161,7 +163,7 @@ async fn watchdog_that_was_stopped_does_not_end_a_renewed_command() {
     let directory = tempfile::tempdir().unwrap();
     let go = directory.path().join("go");
     let script = format!("echo in; while [ ! -e {} ]; do sleep 0.05; done; echo done", go.display());
-    let words = ["run", "--ttl", "6s", "job", "--", "sh", "-c", &script];
+    let words = ["run", "--ttl", "6s", "--grace", "100ms", "job", "--", "sh", "-c", &script];
     let mut running = RunningProgram::start(on(&server, &words));
     assert_eq!(running.line().await, "in");
     let watchdog = watchdog_of(running.pid()).unwrap();
@@ -189,18 +191,11 @@ async fn another_watchdog_knows_the_deadline() {
         eventually("another watchdog", || async { next() }).await;
         // It has its orders by the second renewal from now on.
         for _ in 0..2 {
-            let left = async || server.run::<i64>(&["PTTL", "lock:job"]).await;
-            let expiry = async || server.time().await / 1000 + left().await;
-            let before = expiry().await;
-            eventually("the lease is renewed", || async { expiry().await > before + 500 }).await;
+            let before = expiry(&server).await;
+            eventually("the lease is renewed", || async { expiry(&server).await > before + 500 }).await;
         }
         running.signal(Signal::STOP);
-        eventually("the command has ended", || async {
-            let is_over = !is_alive(command);
-            assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
-            is_over
-        })
-        .await;
+        end_while_held(&server, &[command]).await;
         running.signal(Signal::CONT);
         assert_eq!(running.end().await.code, 75);
     }
@@ -213,7 +208,7 @@ async fn last_of_several_watchdogs_ends_the_command_of_a_killed_run() {
     let server = Server::start().await;
     let script = "exec 2>/dev/null; trap 'echo term' TERM; trap 'echo usr1' USR1; echo $$
         while :; do sleep 0.05; done";
-    let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", script];
+    let words = ["run", "--ttl", "15s", "--grace", "3s", "job", "--", "sh", "-c", script];
     let mut running = RunningProgram::start(on(&server, &words));
     let (run, command) = (running.pid(), pid(&running.line().await));
     for signal in [Signal::KILL, Signal::STOP, Signal::KILL] {
@@ -227,12 +222,7 @@ async fn last_of_several_watchdogs_ends_the_command_of_a_killed_run() {
     }
     running.child.kill().await.unwrap();
     assert_eq!(running.line().await, "term");
-    eventually("the command has ended", || async {
-        let is_over = !is_alive(command);
-        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
-        is_over
-    })
-    .await;
+    end_while_held(&server, &[command]).await;
     assert_eq!(running.rest_of_stdout().await, "", "a second TERM");
 }
 
@@ -253,12 +243,7 @@ async fn killed_run_that_was_just_granted_the_lock_ends_its_command_before_the_l
     let waiting = queued(async || vec![server.waiters("{lock:job}:waiters").await], wait).await;
     guard.release().await.unwrap();
     let command = waiting.await.unwrap();
-    eventually("the command has ended", || async {
-        let is_over = !is_alive(command);
-        assert!(is_over || server.run::<bool>(&["EXISTS", "lock:job"]).await, "the lock is free before");
-        is_over
-    })
-    .await;
+    end_while_held(&server, &[command]).await;
     is_held(&server, "job", false).await;
 }
 
