@@ -2,12 +2,12 @@
 //! themselves, or clear their environment.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tokio::process::Command;
 
-use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on, wrapped};
+use crate::program::{REDLATCH, RunningProgram, ends, is_alive, is_held, on, pid, run_on, wrapped};
 use crate::support::{Server, eventually, soon};
 
 /// Starts the next process, and ends.
@@ -216,14 +216,17 @@ async fn background_process_leaves_the_cgroup_with_its_command() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_cgroup_is_left_of_a_run_that_is_killed_as_it_starts() {
     let server = Server::start().await;
+    let start = Instant::now();
     if !makes_cgroups(&server).await {
         return;
     }
+    // A whole run takes this long, on this machine and beside the tests of this moment.
+    let whole = start.elapsed();
     let parent = own_cgroup().unwrap();
     for number in 0..30 {
         let mut running = RunningProgram::start(on(&server, &words(&[], &format!("job-{number}"), DAEMON)));
         let name = format!("redlatch-{}-", running.pid().as_raw_nonzero());
-        tokio::time::sleep(Duration::from_millis(1 + number)).await;
+        tokio::time::sleep(whole * number / 30).await;
         running.child.kill().await.unwrap();
         let is_left = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(&name))
@@ -239,7 +242,7 @@ async fn cgroup_is_removed_although_a_process_takes_long_to_end() {
     if !makes_cgroups(&server).await {
         return;
     }
-    let large = "import time; data = bytearray(b'x') * (300 << 20); print(flush=True); time.sleep(1000)";
+    let large = "import time; data = bytearray(b'x') * (100 << 20); print(flush=True); time.sleep(1000)";
     let script = format!(
         "grep ^0:: /proc/self/cgroup; coproc python3 -c \"{large}\"; read -r line <&${{COPROC[0]}}; kill -9 $COPROC_PID"
     );
@@ -256,11 +259,10 @@ async fn nested_run_that_outlives_the_outer_one_removes_both_cgroups() {
     if !makes_cgroups(&server).await {
         return;
     }
-    let redlatch = env!("CARGO_BIN_EXE_redlatch");
     let inner = "echo $PPID; grep ^0:: /proc/self/cgroup; exec sleep 1000";
     // Once the second line is there, the outer command ends.
     let script = format!(
-        "coproc {redlatch} run inner -- sh -c '{inner}' 2>/dev/null; read -r run <&${{COPROC[0]}}; echo $run
+        "coproc {REDLATCH} run inner -- sh -c '{inner}' 2>/dev/null; read -r run <&${{COPROC[0]}}; echo $run
         read -r line <&${{COPROC[0]}}; echo $line"
     );
     let ended = run_on(&server, &["run", "outer", "--", "bash", "-c", &script]).await;

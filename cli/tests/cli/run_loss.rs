@@ -8,7 +8,7 @@ use crate::program::{RunningProgram, ends, is_alive, is_held, on, pid, run_on};
 use crate::support::{DURABLE, Server, Stopwatch, eventually};
 
 /// Prints its process id and that of a process of its group; reports TERM.
-const STUBBORN: &str = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do wait; done";
+const STUBBORN: &str = "sleep 1000 & echo $!; trap 'echo term' TERM; echo $$; while :; do sleep 0.05; done";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreachable_server_ends_the_group_with_term_then_kill_before_the_lease_ends() {
@@ -64,7 +64,7 @@ async fn command_that_obeys_term_has_the_exit_code_of_a_lost_lock() {
 async fn command_that_exceeds_max_hold_ends() {
     let server = Server::start().await;
     let script = "trap 'echo term; exit 0' TERM; echo in; while :; do sleep 0.05; done";
-    let words = ["run", "--ttl", "3s", "--max-hold", "3s", "job", "--", "sh", "-c", script];
+    let words = ["run", "--ttl", "9s", "--max-hold", "9s", "job", "--", "sh", "-c", script];
     let mut running = RunningProgram::start(on(&server, &words));
     assert_eq!(running.line().await, "in");
     assert_eq!(running.line().await, "term");
@@ -78,27 +78,12 @@ async fn command_that_exceeds_max_hold_ends() {
     assert!(ended.code == 64 && ended.stderr.contains("at most --max-hold, 2s"), "{ended:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn revoked_lock_ends_the_command() {
-    let server = Server::start().await;
-    let words = ["run", "--ttl", "6s", "--grace", "3s", "job", "--", "sh", "-c", STUBBORN];
-    let mut running = RunningProgram::start(on(&server, &words));
-    let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
-    assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
-    assert_eq!(running.line().await, "term");
-    let ended = running.end().await;
-    assert_eq!(ended.code, 75, "{ended:?}");
-    assert!(ended.stderr.contains("revoked"), "{ended:?}");
-    ends(command).await;
-    ends(grandchild).await;
-}
-
 /// A minute of the lease is left, as far as `run` knew: the grace counts from TERM all the same, in
 /// `run` as in its watchdog, which alone would end the command in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn revoked_lock_leaves_a_command_the_grace_and_no_more() {
     let server = Server::start().await;
-    let words = ["run", "--ttl", "60s", "--grace", "1s", "job", "--", "sh", "-c", STUBBORN];
+    let words = ["run", "--ttl", "60s", "--grace", "3s", "job", "--", "sh", "-c", STUBBORN];
     let mut running = RunningProgram::start(on(&server, &words));
     let (grandchild, command) = (pid(&running.line().await), pid(&running.line().await));
     assert!(server.locks().await.mutex("job").unwrap().force_release().await.unwrap());
@@ -108,10 +93,10 @@ async fn revoked_lock_leaves_a_command_the_grace_and_no_more() {
     let start = Stopwatch::start();
     let ended = running.end().await;
     assert_eq!(ended.code, 75, "{ended:?}");
-    assert!(ended.stderr.contains("KILL in 1.0s"), "{ended:?}");
+    assert!(ended.stderr.contains("was revoked") && ended.stderr.contains("KILL in 3.0s"), "{ended:?}");
     ends(command).await;
     ends(grandchild).await;
-    assert!(start.undisturbed() < Duration::from_secs(8), "{start:?}");
+    assert!(start.undisturbed() < Duration::from_secs(20), "{start:?}");
 }
 
 /// The leader ends at once, without the processes that it has started.
@@ -161,7 +146,7 @@ async fn stopped_run_is_replaced_by_its_watchdog() {
 #[tokio::test(flavor = "multi_thread")]
 async fn renewed_lock_outlasts_its_ttl() {
     let server = Server::start().await;
-    let words = ["run", "--ttl", "6s", "job", "--", "sh", "-c", "sleep 7; echo done"];
+    let words = ["run", "--ttl", "6s", "--grace", "100ms", "job", "--", "sh", "-c", "sleep 7; echo done"];
     let ended = run_on(&server, &words).await;
     assert_eq!((ended.code, ended.stdout.as_str()), (0, "done\n"), "{ended:?}");
 }

@@ -66,8 +66,8 @@ async fn lock_stays_held_for_what_only_the_cgroup_shows() {
     let directory = tempfile::tempdir().unwrap();
     let go = directory.path().join("go");
     let left = format!("trap '' TERM; echo started; while [ ! -e {} ]; do sleep 0.05; done", go.display());
-    let command = format!("trap 'echo ended; exit' TERM; setsid sh -c \"{left}\" & wait; wait");
-    let words = ["run", "--ttl", "3s", "job", "--", "sh", "-c", &command];
+    let command = format!("trap 'echo ended; exit 7' TERM; setsid sh -c \"{left}\" & wait; wait");
+    let words = ["run", "--ttl", "9s", "--grace", "100ms", "job", "--", "sh", "-c", &command];
     let wrapper = ["unshare", "--pid", "--fork", "--kill-child"];
     let mut running = RunningProgram::start(wrapped(&wrapper, &server, &words));
     assert_eq!(running.line().await, "started");
@@ -82,7 +82,7 @@ async fn lock_stays_held_for_what_only_the_cgroup_shows() {
     std::fs::write(&go, "").unwrap();
     let ended = running.end().await;
     if makes_cgroups(&server).await {
-        assert!(!was_released, "{ended:?}");
+        assert!(!was_released && ended.code == 7, "{ended:?}");
     } else {
         assert!(ended.stderr.contains("run on if the lock is lost"), "{ended:?}");
     }

@@ -39,11 +39,11 @@ struct Job {
 }
 
 impl Job {
-    async fn start(server: &Server, folder: &Path, name: &str, grace: &str, steps: &'static [Step]) -> Job {
+    async fn start(server: &Server, folder: &Path, name: &str, steps: &'static [Step]) -> Job {
         let log = folder.join(name);
         let on_file = folder.join("on");
         let paths = [log.to_str().unwrap(), on_file.to_str().unwrap()];
-        let words = ["run", "--ttl", "6s", "--grace", grace, name, "--", "sh", "-c", COMMAND];
+        let words = ["run", "--ttl", "6s", "--grace", "3s", name, "--", "sh", "-c", COMMAND];
         let mut running = RunningProgram::start(on(server, &[&words[..], &paths].concat()));
         let command = pid(&running.line().await);
         let run = running.pid();
@@ -95,7 +95,7 @@ async fn unguarded(server: &Server, folder: &Path, cases: &[&'static [Step]]) ->
     std::fs::write(folder.join("on"), "").unwrap();
     let mut jobs = Vec::new();
     for (place, steps) in cases.iter().enumerate() {
-        jobs.push(Job::start(server, folder, &format!("job-{place}"), "3s", steps).await);
+        jobs.push(Job::start(server, folder, &format!("job-{place}"), steps).await);
     }
     for job in &jobs {
         is_held(server, &job.name, false).await;
@@ -125,8 +125,8 @@ async fn unguarded_command_ends_at_once_when_one_of_both_resumes() {
         (&[Run(Signal::KILL), Term, Watchdog(Signal::STOP)], Watchdog(Signal::CONT)),
     ];
     let mut jobs = unguarded(&server, folder.path(), &cases.map(|(steps, _)| steps)).await;
-    // A command that has a grace, and a shorter one, outlives all of them.
-    let mut with_grace = Job::start(&server, folder.path(), "grace", "2s", &[]).await;
+    // A command that has its grace, the longest of this TTL, outlives all of them.
+    let mut with_grace = Job::start(&server, folder.path(), "grace", &[]).await;
     for (job, (_, resumes)) in jobs.iter_mut().zip(cases) {
         job.take(&server, resumes).await;
     }
