@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use redlatch::{Error, Event, Events, LossReason, Options, Owner, Renewal};
+use redlatch::{Error, Event, Events, Locks, LossReason, Options, Owner, Renewal};
 
 use crate::support::events::{TRACED, listen, logged_with};
 use crate::support::{Server, Stopwatch, eventually, soon, ttl};
@@ -22,20 +22,22 @@ async fn next(events: &mut Events) -> Event {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_report_grants_renewals_losses_and_releases() {
     let server = Server::start().await;
-    let locks = server.locks_with(ttl(600)).await;
+    let locks = server.locks_with(ttl(60_000)).await;
     let earlier = locks.mutex("earlier").unwrap().lock().await.unwrap();
-    let mut events = locks.events();
+    let (mut events, asked) = (locks.events(), Stopwatch::start());
     let guard = locks.rwlock("seen").unwrap().write().await.unwrap();
     let token = guard.lease().fencing_token();
     match next(&mut events).await {
         Event::Granted { lock, kind: "write", token: granted, waited, .. } => {
             assert_eq!((lock.as_str(), granted), ("seen", token));
-            assert!(waited < Duration::from_secs(10));
+            assert!(waited <= asked.elapsed());
         }
         other => panic!("{other:?}"),
     }
+    // On a new connection, the client renews all leases at once.
+    server.kill_connections().await;
     let renewed = soon("a renewal", events.next()).await.unwrap();
-    assert!(matches!(&renewed, Event::Renewed { valid_for, .. } if *valid_for <= Duration::from_millis(600)));
+    assert!(matches!(&renewed, Event::Renewed { valid_for, .. } if *valid_for <= Duration::from_secs(60)));
     guard.release().await.unwrap();
     match next(&mut events).await {
         Event::Released { lock, kind: "write", .. } => assert_eq!(lock.as_str(), "seen"),
@@ -50,6 +52,7 @@ async fn events_report_grants_renewals_losses_and_releases() {
     let lost = locks.mutex("lost").unwrap().lock().await.unwrap();
     assert!(matches!(next(&mut events).await, Event::Granted { kind: "mutex", .. }));
     server.run::<i64>(&["DEL", "lock:lost"]).await;
+    server.kill_connections().await;
     match next(&mut events).await {
         Event::Lost { lock, reason, .. } => {
             assert_eq!((lock.as_str(), reason), ("lost", LossReason::Revoked));
@@ -66,7 +69,7 @@ async fn events_report_grants_renewals_losses_and_releases() {
 async fn events_report_outages() {
     let server = Server::start().await;
     let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(300));
-    let locks = server.locks_with(options).await;
+    let locks = Locks::builder().server(server.url()).options(options).connect_lazily().unwrap();
     let mut events = locks.events();
     server.pause();
     assert!(locks.mutex("paused").unwrap().try_lock().await.is_err());
@@ -87,7 +90,8 @@ async fn events_report_outages() {
             }
             // Comes first if the retried release of "paused" has ended the outage.
             Event::Granted { lock, .. } if lock.as_str() == "again" => {}
-            Event::Released { .. } => {}
+            // The server was silent again for as long.
+            Event::Released { .. } | Event::OutageBegan { .. } => {}
             other => panic!("{other:?}"),
         }
     }
@@ -207,7 +211,7 @@ async fn metrics_are_readable_by_prometheus() {
     let handle = recorder.handle();
     let _recording = metrics::set_default_local_recorder(&recorder);
     let server = Server::start().await;
-    let (locks, other) = (server.locks_with(ttl(600)).await, server.locks_with(ttl(600)).await);
+    let (locks, other) = (server.locks().await, server.locks().await);
     let loss = "redlatch_lease_losses{kind=\"mutex\",reason=\"revoked\"}";
     let outage = format!("redlatch_server_outages{{server=\"127.0.0.1:{}\"}}", server.port());
     let failing = outage.replace("outages", "failing");
@@ -223,43 +227,55 @@ async fn metrics_are_readable_by_prometheus() {
     let lock = locks.mutex("measured").unwrap();
     let elsewhere = other.mutex("measured").unwrap();
     let guard = lock.lock().await.unwrap();
+    // On a new connection, the client renews its lease at once.
+    server.kill_connections().await;
+    let renewals = "redlatch_lease_renewals{kind=\"mutex\",outcome=\"renewed\"}";
+    eventually("a renewal", async || handle.render().contains(renewals) && sample(&handle, renewals) >= 1.0)
+        .await;
     assert!(elsewhere.try_lock().await.unwrap().is_none());
-    assert!(elsewhere.lock_timeout(Duration::from_millis(50)).await.is_err());
+    // Only a call that had the time to queue has waited.
+    let contentions = "redlatch_lock_contentions{kind=\"mutex\"}";
+    let (mut limit, mut timeouts) = (Duration::from_millis(50), 0.0);
+    let until_contended = async {
+        while !handle.render().contains(contentions) {
+            assert!(elsewhere.lock_timeout(limit).await.is_err());
+            (limit, timeouts) = (2 * limit, timeouts + 1.0);
+        }
+    };
+    soon("a call waits", until_contended).await;
     let waiting = tokio::spawn({
         let elsewhere = elsewhere.clone();
         async move { elsewhere.lock().await.unwrap() }
     });
     eventually("it waits", async || sample(&handle, "redlatch_lock_waiting{kind=\"mutex\"}") == 1.0).await;
-    eventually("two renewals", async || {
-        let name = "redlatch_lease_renewals{kind=\"mutex\",outcome=\"renewed\"}";
-        handle.render().contains(name) && sample(&handle, name) >= 2.0
-    })
-    .await;
     guard.release().await.unwrap();
     let guard = waiting.await.unwrap();
     server.run::<i64>(&["DEL", "lock:measured"]).await;
-    soon("the lease is lost", guard.lease().lost()).await;
+    assert!(guard.lease().renew().await.is_err());
     drop(guard);
     eventually("the loss is counted", async || sample(&handle, loss) == 1.0).await;
     let acquired =
         |labels: &str| sample(&handle, &format!("redlatch_lock_acquisitions{{kind=\"mutex\",{labels}}}"));
     assert_eq!(acquired("outcome=\"granted\",wake=\"at once\""), 1.0);
-    assert_eq!(acquired("outcome=\"granted\",wake=\"notified\""), 1.0);
+    // A poll may be under way at the release.
+    let woken = ["notified", "polled"].map(|by| acquired(&format!("outcome=\"granted\",wake=\"{by}\"")));
+    assert_eq!(woken.iter().sum::<f64>(), 1.0);
     assert_eq!(acquired("outcome=\"held\",wake=\"none\""), 1.0);
     for (name, count) in [
         ("redlatch_lock_waiting{kind=\"mutex\"}", 0.0),
-        ("redlatch_lock_contentions{kind=\"mutex\"}", 2.0),
+        (contentions, 2.0),
         ("redlatch_lock_wait_duration_count{kind=\"mutex\",outcome=\"granted\"}", 2.0),
-        ("redlatch_lock_wait_duration_count{kind=\"mutex\",outcome=\"timed_out\"}", 1.0),
+        ("redlatch_lock_wait_duration_count{kind=\"mutex\",outcome=\"timed_out\"}", timeouts),
         ("redlatch_lock_hold_duration_count{kind=\"mutex\",end=\"released\"}", 1.0),
         ("redlatch_lock_hold_duration_count{kind=\"mutex\",end=\"revoked\"}", 1.0),
     ] {
         assert_eq!(sample(&handle, name), count, "{name}");
     }
-    assert!(sample(&handle, "redlatch_lease_renewal_lag_count{kind=\"mutex\"}") >= 2.0);
+    assert!(sample(&handle, "redlatch_lease_renewal_lag_count{kind=\"mutex\"}") >= 1.0);
     assert!(sample(&handle, "redlatch_client_requests") > 5.0);
     // An outage.
-    let impatient = server.locks_with(ttl(600).node_timeout(Duration::from_millis(100))).await;
+    let impatient = ttl(600).node_timeout(Duration::from_millis(100));
+    let impatient = Locks::builder().server(server.url()).options(impatient).connect_lazily().unwrap();
     server.pause();
     assert!(impatient.mutex("paused").unwrap().try_lock().await.is_err());
     eventually("the outage counts", async || sample(&handle, &failing) >= 1.0).await;
