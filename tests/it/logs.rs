@@ -7,7 +7,7 @@ use redlatch::{Error, LeaseEnd, Locks, Options, Owner, Renewal, Wakeups};
 use tokio::task::JoinSet;
 
 use crate::support::events::{listen, logged_with, on_event};
-use crate::support::{Server, eventually, soon, ttl};
+use crate::support::{Server, eventually, patient, renewed_by, soon, ttl};
 
 fn errors_of(name: &str) -> Vec<String> {
     logged_with(name).into_iter().filter(|event| event.starts_with("ERROR")).collect()
@@ -19,7 +19,7 @@ fn errors_of(name: &str) -> Vec<String> {
 async fn subscriber_may_drop_guards_and_panic() {
     listen();
     let server = Server::start().await;
-    let locks = server.locks_with(ttl(600)).await;
+    let locks = server.locks().await;
     for (number, panics) in [false, true].into_iter().enumerate() {
         let name = |what: &str| format!("subscriber-{number}-{what}");
         let lost = locks.mutex(name("lost")).unwrap().lock().await.unwrap();
@@ -32,21 +32,21 @@ async fn subscriber_may_drop_guards_and_panic() {
                 assert_eq!(lease.end(), Some(LeaseEnd::Revoked), "the lease is lost before the event");
                 drop(other.lock().unwrap().take());
                 if panics {
-                    // Without the panic hook, whose backtrace would take longer than a TTL.
+                    // Without the panic hook, which would print a backtrace.
                     std::panic::resume_unwind(Box::new("the subscriber panics"));
                 }
             }
         });
         let _: i64 = server.run(&["DEL", &format!("lock:{}", name("lost"))]).await;
+        server.kill_connections().await; // the client renews all leases at once, in one batch
         soon("the lease is lost", lost.lease().lost()).await;
         eventually("the event is logged", || async { errors_of(&name("lost")).len() == 1 }).await;
         let is_released =
             || async { server.run::<i64>(&["EXISTS", &format!("lock:{}", name("other"))]).await == 0 };
         eventually("the dropped guard is released", is_released).await;
         // The other leases of the same batch are still renewed.
-        let renewed = server.scripts_run().await;
-        eventually("renewals continue", || async { server.scripts_run().await >= renewed + 6 }).await;
-        assert!(!kept.lease().is_lost());
+        server.kill_connections().await;
+        renewed_by(kept.lease(), Duration::from_millis(1)).await;
         kept.release().await.unwrap();
         assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
         assert_eq!(errors_of(&name("lost")).len(), 1, "{:?}", errors_of(&name("lost")));
@@ -59,19 +59,17 @@ async fn subscriber_may_drop_guards_and_panic() {
 async fn subscriber_may_block() {
     listen();
     let server = Server::start().await;
-    let locks = server.locks_with(ttl(600)).await;
+    let locks = server.locks_with(ttl(6_000)).await;
     let lost = locks.mutex("blocked-lost").unwrap().lock().await.unwrap();
     let kept = locks.mutex("blocked-kept").unwrap().lock().await.unwrap();
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     on_event("blocked-lost", move || {
-        let _unblocked = blocked.recv_timeout(Duration::from_secs(20));
+        let _unblocked = blocked.recv_timeout(Duration::from_secs(20)); // longer than a TTL
     });
     let _: i64 = server.run(&["DEL", "lock:blocked-lost"]).await;
     soon("the lease is lost", lost.lease().lost()).await;
     eventually("the event is logged", || async { errors_of("blocked-lost").len() == 1 }).await;
-    let renewed = server.scripts_run().await;
-    eventually("renewals continue", || async { server.scripts_run().await >= renewed + 6 }).await;
-    assert!(!kept.lease().is_lost());
+    renewed_by(kept.lease(), Duration::from_millis(1)).await;
     drop(unblock);
     kept.release().await.unwrap();
     assert!(matches!(lost.release().await, Err(Error::Lost { .. })));
@@ -101,6 +99,7 @@ async fn lost_lease_is_logged_once_if_while_held_drops_its_guard() {
         "{errors:?}"
     );
     // A released lease is not logged as lost.
+    let locks = server.locks().await;
     locks.mutex("well").unwrap().lock().await.unwrap().release().await.unwrap();
     drop(locks.mutex("well").unwrap().lock().await.unwrap());
     soon("settled() returns", locks.settled()).await;
@@ -127,10 +126,11 @@ async fn a_process_that_did_not_run_is_the_reason_of_a_loss() {
 async fn lost_lease_is_logged_with_lock_holder_and_reason() {
     listen();
     let server = Server::start().await;
-    let builder = Locks::builder().server(server.url()).options(ttl(600));
+    let builder = Locks::builder().server(server.url()).options(patient());
     let locks = builder.client_name("billing").label("pod-7").connect().await.unwrap();
     let guard = locks.mutex("logged-holder").unwrap().lock().await.unwrap();
     let _: i64 = server.run(&["DEL", "lock:logged-holder"]).await;
+    server.kill_connections().await; // the client asks at once
     soon("the lease is lost", guard.lease().lost()).await;
     eventually("the loss is logged", || async { !errors_of("logged-holder").is_empty() }).await;
     let expected = |lock: &str, reason: &str| {
@@ -148,8 +148,10 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
         errors.collect()
     };
     assert_eq!(errors_of("logged-holder"), [expected("logged-holder", "the server has ended it")]);
+    // No renewal is needed, and so none is late.
+    let longest = ttl(600).max_hold(Duration::from_millis(600)).drift(0.0);
     let ended = [
-        ("logged-longest", ttl(600).max_hold(Duration::from_millis(700)), "it has reached max_hold"),
+        ("logged-longest", longest, "it has reached max_hold"),
         ("logged-unrenewed", ttl(600).renewal(Renewal::Never), "its TTL expired; renewal is off"),
     ];
     for (name, options, reason) in ended {
@@ -166,15 +168,15 @@ async fn lost_lease_is_logged_with_lock_holder_and_reason() {
 async fn outage_is_logged_once_when_it_starts_and_once_when_it_ends() {
     listen();
     let server = Server::start().await;
-    let options = Options::new().ttl(Duration::from_secs(3)).node_timeout(Duration::from_millis(500));
-    let locks = server.locks_with(options).await;
+    let locks = server.locks_with(Options::new().node_timeout(Duration::from_secs(3))).await;
     let mut guards = Vec::new();
     for number in 0..50 {
         guards.push(locks.mutex(format!("outage-{number}")).unwrap().lock().await.unwrap());
     }
     let label = format!("server=127.0.0.1:{}", server.port());
+    let before = logged_with(&label).len();
     let logged = |level: &str| {
-        let events = logged_with(&label).into_iter();
+        let events = logged_with(&label).into_iter().skip(before);
         events.filter(|event| event.starts_with(level)).collect::<Vec<_>>()
     };
     server.pause();
@@ -254,10 +256,13 @@ async fn acquiring_renewing_and_releasing_are_traced() {
     soon("settled() returns", polling.settled()).await;
     eventually("the event is logged", || async { in_background() > before }).await;
 
-    // A client that has not subscribed yet polls.
+    // A client that has not subscribed yet polls. It subscribes once it finds the lock busy.
     let mut guard = locks.mutex(name).unwrap().lock().await.unwrap();
-    assert!(other.mutex(name).unwrap().lock_timeout(Duration::from_millis(300)).await.is_err());
-    eventually("the client is subscribed", || async { server.subscribers().await.len() == 1 }).await;
+    eventually("the client is subscribed", || async {
+        assert!(other.mutex(name).unwrap().lock_timeout(Duration::from_millis(300)).await.is_err());
+        server.subscribers().await.len() == 1
+    })
+    .await;
     eventually("the queue is empty", || async { server.queues().await.is_empty() }).await;
     for _ in 0..5 {
         let waiting = waits(&other);
@@ -284,7 +289,7 @@ async fn acquiring_renewing_and_releasing_are_traced() {
 async fn traces_have_no_complete_owner() {
     listen();
     let server = Server::start().await;
-    let locks = server.locks_with(ttl(600)).await;
+    let locks = server.locks_with(ttl(6_000)).await;
     let owner = Owner::new();
     let lock = locks.reentrant("traced-owned", &owner).unwrap();
     let guard = lock.lock().await.unwrap();
@@ -305,7 +310,7 @@ async fn traces_have_no_complete_owner() {
 async fn a_task_that_waits_for_itself_is_warned_once() {
     listen();
     let server = Server::start().await;
-    let locks = server.locks().await;
+    let locks = server.locks_with(patient().poll_cap(Duration::from_millis(100))).await;
     let warnings = |name: &str| {
         let events = logged_with(name).into_iter();
         events.filter(|event| event.starts_with("WARN a task waits for a lock that it holds itself")).count()
@@ -333,16 +338,27 @@ async fn a_task_that_waits_for_itself_is_warned_once() {
             let queue = format!("{{{lock}}}:waiters");
             eventually("another task is in front", || async { server.waiters(&queue).await == 1 }).await;
         }
-        let limit = Duration::from_millis(2_500);
+        let both = [format!("lock={name} "), format!("lock={name}-reentrant ")];
         let nested = reentrant.with_owner(&Owner::new());
+        let warned = async {
+            eventually("both are warned", || async { both.iter().all(|lock| warnings(lock) > 0) }).await;
+            let polled = server.scripts_run().await + 40;
+            eventually("tasks wait on", || async { server.scripts_run().await >= polled }).await;
+        };
+        tokio::select! {
+            () = warned => {}
+            outcomes = async { tokio::join!(mutex.lock(), nested.lock()) } => panic!("{outcomes:?}"),
+        }
+        for lock in &both {
+            assert_eq!(warnings(lock), 1, "{:?}", logged_with(name));
+        }
+        let limit = Duration::from_millis(100);
         let outcomes = tokio::join!(mutex.lock_timeout(limit), nested.lock_timeout(limit));
         for error in [outcomes.0.unwrap_err(), outcomes.1.unwrap_err()] {
             assert!(matches!(error, Error::TimedOut { holds_itself: true, .. }), "{error:?}");
             assert!(error.to_string().contains("the task that waits holds it"), "{error}");
         }
-        assert_eq!(warnings(&format!("lock={name} ")), 1, "{:?}", logged_with(name));
-        assert_eq!(warnings(&format!("lock={name}-reentrant ")), 1, "{:?}", logged_with(name));
-        let elsewhere = mutex.clone();
+        let (elsewhere, before) = (mutex.clone(), warnings(&both[0]));
         let waiting = tokio::spawn(async move { elsewhere.lock_timeout(Duration::from_millis(10)).await });
         let error = waiting.await.unwrap().unwrap_err();
         assert!(matches!(error, Error::TimedOut { holds_itself: false, .. }), "{error:?}");
@@ -351,6 +367,6 @@ async fn a_task_that_waits_for_itself_is_warned_once() {
         for other in others {
             other.await.unwrap();
         }
-        assert_eq!(warnings(&format!("lock={name} ")), 1, "only for that task");
+        assert_eq!(warnings(&both[0]), before, "only for that task");
     }
 }
