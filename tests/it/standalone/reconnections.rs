@@ -52,7 +52,7 @@ async fn a_call_that_waits_outlasts_several_short_outages() {
     let guard = holder.lock().await.unwrap();
     let polls = Options::new().wakeups(Wakeups::Poll).poll_cap(limit / 20).node_timeout(limit / 20);
     let locks = Locks::builder().server(proxy.url()).options(polls.outage_limit(limit));
-    let locks = locks.connect().await.unwrap();
+    let locks = locks.connect_lazily().unwrap();
     let mut events = locks.events();
     let lock = locks.mutex("x").unwrap();
     let waiting = tokio::spawn(async move { lock.lock().await });

@@ -114,7 +114,7 @@ pub async fn one_candidate_leads_at_a_time(setup: Setup) {
 /// The lease is revoked: the other candidate leads, and then the first one again.
 pub async fn a_leader_that_lost_its_lease_competes_again(setup: Setup) {
     let (record, resign) = (Arc::<Record>::default(), Arc::new(Semaphore::new(0)));
-    let (first, second) = (setup.client_with(ttl(900)).await, setup.client_with(ttl(900)).await);
+    let (first, second) = (setup.client_with(ttl(6_000)).await, setup.client_with(ttl(6_000)).await);
     let leader = compete(&record, 0, &first, &resign);
     record.has_terms(1).await;
     let other = queue(&setup, &record, 1, &second, &resign).await;
@@ -123,13 +123,12 @@ pub async fn a_leader_that_lost_its_lease_competes_again(setup: Setup) {
     // The first one learns of it from its next renewal.
     eventually("it steps down", || async { record.leading.load(Ordering::SeqCst) == 1 }).await;
     assert!(!leader.is_finished() && !other.is_finished());
-    resign.add_permits(1);
+    resign.add_permits(2);
     assert_eq!(soon("the second one resigns", other).await.unwrap().unwrap(), 1);
-    record.has_terms(3).await;
-    resign.add_permits(1);
     assert_eq!(soon("the election ends", leader).await.unwrap().unwrap(), 0);
     let led: Vec<usize> = record.terms().iter().map(|(candidate, _)| *candidate).collect();
-    assert_eq!(led, [0, 1, 0]);
+    // A stall may have ended the term of the second one, which then leads once more.
+    assert!(led.starts_with(&[0, 1, 0]), "{led:?}");
     drop((first, second));
     setup.finish().await;
 }
