@@ -177,7 +177,7 @@ impl JointHold {
             // late, and have left this one. The keeper releases the former.
             let released = client.keeper.released(&attempt.name);
             let released = pin!(async { timeout(attempt.options.node_timeout, released).await });
-            // Of a quorum, a node that hangs would be waited for, though the others have released it.
+            // That would wait for a node of a quorum that hangs, too.
             if !client.nodes.is_failing(&attempt.name) {
                 let _in_time = client.with_runtime(released).await;
             }

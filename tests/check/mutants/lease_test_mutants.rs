@@ -8,7 +8,7 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "slots-not-learned-after-a-failure",
         edits: &[edit(
-            "src/wire/servers/masters.rs",
+            "src/wire/servers/slot_learning.rs",
             "let _ = timeout(this.limit(), this.learn(without.as_deref())).await;",
             "if !matches!(timeout(this.limit(), this.learn(without.as_deref())).await, Ok(Ok(()))) { return; }",
         )],
@@ -125,5 +125,65 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
         name: "outer-hold-lasts-as-long-as-an-undone-one",
         edits: &[edit("lua/reentrant.lua", "  redis.pcall('PEXPIRE', lock, hold.pttl)\n", "")],
         test: "scripts::half_refused::refused_command_for_one_of_all_locks_leaves_an_outer_hold_as_it_was",
+    },
+    TestMutant {
+        name: "outage-limit-counts-from-the-front",
+        edits: &[edit(
+            "src/lease/outage_deadline.rs",
+            "*begun.get_or_insert_with(Moment::now)",
+            "*begun.insert(Moment::now())",
+        )],
+        test: "standalone::time_limits::an_outage_limit_counts_from_the_beginning_of_the_call",
+    },
+    TestMutant {
+        name: "hung-node-is-waited-for-by-two",
+        edits: &[edit(
+            "src/wire/asking.rs",
+            "if self.are_failing(pending, call) {\n                        break;",
+            "if !may_grant && self.are_failing(pending, call) {\n                        break;",
+        )],
+        test: "quorum::slow_nodes::quorum_two_clients_progress_while_one_of_three_nodes_hangs",
+    },
+    TestMutant {
+        name: "reader-waits-for-a-hung-node",
+        edits: &[edit("src/lease/joint_hold.rs", "if !client.nodes.is_failing(&attempt.name) {", "{")],
+        test: "quorum::slow_nodes::quorum_release_of_a_reader_does_not_wait_for_a_node_that_hangs",
+    },
+    TestMutant {
+        name: "ticket-leaves-its-place",
+        edits: &[edit("src/lease/attempt_guard.rs", "if nodes.is_empty() ||", "if !nodes.is_empty() ||")],
+        test: "quorum::slow_nodes::quorum_ticket_leaves_no_place_on_a_node_that_had_not_granted_it",
+    },
+    TestMutant {
+        name: "outdated-sentinel-is-not-waited-out",
+        edits: &[edit(
+            "src/wire/servers/sentinel.rs",
+            "limit = if one.epoch < known { limit } else { REPORT_GATHERING };",
+            "limit = REPORT_GATHERING;",
+        )],
+        test: "sentinel::two_masters::sentinel_client_does_not_go_back_to_an_old_master",
+    },
+    TestMutant {
+        name: "returned-master-is-known",
+        edits: &[edit(
+            "src/wire/servers/slot_learning.rs",
+            "table.masters.contains_key(address));",
+            "!address.is_empty());",
+        )],
+        test: "cluster::replaced::cluster_lease_that_a_returned_master_misses_is_asked_about",
+    },
+    TestMutant {
+        name: "late-failure-is-of-the-new-master",
+        edits: &[edit(
+            "src/wire/outage.rs",
+            "                && knew(&shard)\n",
+            "                && (knew(&shard) || true)\n",
+        )],
+        test: "cluster::replaced::cluster_late_failure_of_a_replaced_master_begins_no_outage",
+    },
+    TestMutant {
+        name: "masterdown-keeps-the-connection",
+        edits: &[edit("src/wire/error_replies.rs", " || says(error, \"MASTERDOWN\")", "")],
+        test: "standalone::reconnections::connection_to_a_replica_without_its_master_is_given_up",
     },
 ];
