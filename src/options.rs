@@ -96,6 +96,9 @@ impl Options {
 
     /// Sets how long a lease lasts without renewal, and so how long a crashed holder keeps the
     /// lock. From 100 ms to 24 hours; 30 s by default.
+    ///
+    /// A renewal waits for its reply for at most a quarter of this: where replies take longer, each
+    /// lease is lost.
     pub fn ttl(self, ttl: Duration) -> Options {
         Options { ttl, ..self.mark_set(Field::Ttl) }
     }
