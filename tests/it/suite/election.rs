@@ -14,8 +14,8 @@ use crate::support::{Setup, eventually, soon, ttl};
 
 const KEY: &str = "lock:leader";
 
-/// A term: the candidate, and its token.
-type Term = (usize, u64);
+/// A term: the candidate, and its lease.
+type Term = (usize, Lease);
 
 /// What the candidates do, as seen from outside.
 #[derive(Default)]
@@ -41,10 +41,10 @@ impl Record {
     fn begin(&self, candidate: usize, lease: &Lease) -> Leading<'_> {
         assert!(!lease.is_lost());
         self.leading.fetch_add(1, Ordering::SeqCst);
-        let token = lease.fencing_token().unwrap().get();
         let mut terms = self.terms();
-        assert!(terms.last().is_none_or(|(_, before)| *before < token), "{terms:?}, then {token}");
-        terms.push((candidate, token));
+        let before = terms.last().and_then(|(_, before)| before.fencing_token());
+        assert!(before < lease.fencing_token(), "{terms:?}, then {lease:?}");
+        terms.push((candidate, lease.clone()));
         Leading(self)
     }
 
@@ -114,13 +114,15 @@ pub async fn one_candidate_leads_at_a_time(setup: Setup) {
 /// The lease is revoked: the other candidate leads, and then the first one again.
 pub async fn a_leader_that_lost_its_lease_competes_again(setup: Setup) {
     let (record, resign) = (Arc::<Record>::default(), Arc::new(Semaphore::new(0)));
-    let (first, second) = (setup.client_with(ttl(6_000)).await, setup.client_with(ttl(6_000)).await);
+    let (first, second) = (setup.client().await, setup.client().await);
     let leader = compete(&record, 0, &first, &resign);
     record.has_terms(1).await;
     let other = queue(&setup, &record, 1, &second, &resign).await;
     assert!(second.mutex("leader").unwrap().force_release().await.unwrap());
+    // The first one would learn of it from its next renewal.
+    let revoked = record.terms()[0].1.clone();
+    assert!(revoked.renew().await.is_err());
     record.has_terms(2).await;
-    // The first one learns of it from its next renewal.
     eventually("it steps down", || async { record.leading.load(Ordering::SeqCst) == 1 }).await;
     assert!(!leader.is_finished() && !other.is_finished());
     resign.add_permits(2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch::{Error, Lease};
 
-use crate::support::{Setup, eventually, soon, ttl};
+use crate::support::{Setup, eventually, soon};
 
 /// An application's error.
 #[derive(Debug)]
@@ -58,10 +58,11 @@ pub async fn failed_work_releases_the_lock(setup: Setup) {
 }
 
 pub async fn work_ends_with_the_lease(setup: Setup) {
-    let lock = setup.lock_with("lost", ttl(3_000)).await;
+    let lock = setup.lock("lost").await;
     let revoking = lock.clone();
-    let outcome = lock.run(async |_| {
+    let outcome = lock.run(async |lease: Lease| {
         assert!(revoking.force_release().await?);
+        assert!(lease.renew().await.is_err());
         pending::<Result<(), Failure>>().await
     });
     let outcome = soon("the work is dropped", outcome).await;
