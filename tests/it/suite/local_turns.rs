@@ -80,7 +80,10 @@ pub async fn tasks_pass_a_hold_on_without_a_request(setup: Setup) {
     assert!(setup.deployment.holds_and_token(&lock).await.1 >= Some(last));
     guard.release().await.unwrap();
     assert!(!setup.deployment.is_locked(&lock).await);
-    assert_eq!(setup.deployment.holds_and_token(&lock).await.1, Some(last));
+    eventually("all nodes have the last token", || async {
+        setup.deployment.holds_and_token(&lock).await.1 == Some(last)
+    })
+    .await;
     drop((leases, lock));
     setup.finish().await;
 }

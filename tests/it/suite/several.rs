@@ -20,10 +20,13 @@ fn one_of_each(locks: &Locks, owner: &Owner) -> All {
     locks.all(members).unwrap()
 }
 
-/// The keys of locks that any server has, without their companions.
+/// The keys of locks that a majority of the nodes has, without their companions.
 async fn held(setup: &Setup) -> Vec<String> {
-    let mut keys = setup.deployment.keys("lock:*").await;
+    let found = setup.deployment.keys("lock:*").await;
+    let nodes_with = |key: &String| found.iter().filter(|other| *other == key).count();
+    let mut keys = found.clone();
     keys.retain(|key| !key.ends_with(":fence") && !key.ends_with(":waiters"));
+    keys.retain(|key| nodes_with(key) >= setup.topology().majority());
     keys.sort();
     keys.dedup();
     keys
