@@ -4,7 +4,7 @@
 macro_rules! all {
     ($core:tt $rest:tt) => {
         crate::suite::matrix::tests! { $core exclusion:
-            try_lock_returns_none_while_held renewal_holds_lock_for_three_ttls
+            try_lock_returns_none_while_held renewal_holds_lock_beyond_its_ttl
             calls_return_wrong_type_for_foreign_value
         }
         crate::suite::matrix::tests! { $rest exclusion:

@@ -240,7 +240,6 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
 pub async fn waiter_rejects_grant_received_after_its_claim(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.rival("stale").await;
-    // A claim that the test sees before it ends.
     let late = setup.lock_behind(&proxy, "stale", ttl(2_000)).await;
     let guard = lock.lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -250,10 +249,9 @@ pub async fn waiter_rejects_grant_received_after_its_claim(setup: Setup) {
     eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     proxy.hold_replies(true);
     guard.release().await.unwrap();
-    eventually("the waiter is granted the lock", || async {
-        setup.deployment.is_locked(&lock).await && setup.deployment.waiters(&lock).await == 0
-    })
-    .await;
+    // Its claim may end before that is seen.
+    eventually("the waiter is granted the lock", || async { setup.deployment.waiters(&lock).await == 0 })
+        .await;
     let successor = soon("the claim expires", lock.lock()).await.unwrap();
     proxy.hold_replies(false);
     assert!(setup.deployment.is_held_by(&lock, &successor).await);
