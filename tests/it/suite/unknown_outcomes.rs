@@ -91,23 +91,24 @@ pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) 
     eventually("the waiter has left the queue", || async { setup.deployment.waiters(&holder).await == 0 })
         .await;
     guard.release().await.unwrap();
-    // The median of five, since a single waiter may find the free lock by a poll.
     let mut times = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..2 {
         let guard = holder.lock().await.unwrap();
         let waiting = tokio::spawn({
             let lock = lock.for_another();
             async move { lock.lock().await }
         });
         eventually("the waiter queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
+        setup.pauses_have_grown().await;
         let start = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.stop());
         guard.release().await.unwrap();
     }
-    times.sort_by_key(Stopwatch::undisturbed);
-    assert!(times[2].undisturbed() < Duration::from_millis(500), "{times:?}");
+    // A waiter that is not notified polls after two seconds.
+    let shortest = times.iter().map(Stopwatch::undisturbed).min();
+    assert!(shortest < Some(Duration::from_millis(500)), "{times:?}");
     drop((lock, holder));
     setup.finish().await;
 }
@@ -207,7 +208,7 @@ pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
     let lock = setup.lock_with("again", options).await;
     let holder = setup.rival("again").await;
     let (mut times, mut broken) = (Vec::new(), Vec::new());
-    for round in 0..5 {
+    for round in 0..3 {
         let guard = holder.lock().await.unwrap();
         let waiting = tokio::spawn({
             let lock = lock.for_another();
@@ -227,17 +228,19 @@ pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
             eventually("the client is subscribed again", subscribed).await;
             broken.push(start.stop());
         }
+        setup.pauses_have_grown().await;
         let start = Stopwatch::start();
         guard.release().await.unwrap();
         let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
         times.push(start.stop());
         guard.release().await.unwrap();
     }
-    times.sort_by_key(Stopwatch::undisturbed);
-    assert!(times[2].undisturbed() < Duration::from_millis(500), "{times:?}");
+    // A waiter that is not notified polls after one or two seconds.
+    let shortest = times.iter().map(Stopwatch::undisturbed).min();
+    assert!(shortest < Some(Duration::from_millis(500)), "{times:?}");
     broken.sort_by_key(Stopwatch::undisturbed);
     // A subscription that is not known to be broken is checked after five seconds.
-    assert!(broken.get(2).is_none_or(|took| took.undisturbed() < Duration::from_secs(2)), "{broken:?}");
+    assert!(broken.get(1).is_none_or(|took| took.undisturbed() < Duration::from_secs(2)), "{broken:?}");
     drop((lock, holder));
     setup.finish().await;
 }
