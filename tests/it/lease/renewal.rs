@@ -110,6 +110,8 @@ async fn reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mute
         let guards = ten_thousand_leases(kind, &locks, "many").await;
         // Not due meanwhile: a search among all leases would look at each of them.
         let others = ten_thousand_leases(kind, &locks.with_options(ttl(600_000)).unwrap(), "others").await;
+        // The first lease is renewed again after a third of a TTL, of either kind.
+        renewed_by(guards[0].lease(), Duration::from_millis(1)).await;
         let start = Stopwatch::start();
         server.run::<()>(&["FLUSHALL"]).await;
         for guard in &guards {
@@ -118,7 +120,6 @@ async fn reentrant_standalone_ten_thousand_losses_are_noticed_as_fast_as_of_mute
         times.push(start.stop());
         drop(others);
     }
-    // Both take a third of a TTL, since no renewal comes before.
     println!("lost within {times:?}");
     assert!(times[1].undisturbed() < times[0].elapsed() * 2, "{times:?}");
     server.assert_nothing_left().await;
@@ -192,7 +193,7 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
     let locks = Locks::builder().server(proxy.url()).options(ttl(100)).connect().await.unwrap();
     let lock = locks.mutex("short").unwrap();
     let (start, mut judged, mut lost) = (Instant::now(), 0, 0);
-    while judged < ROUNDS && start.elapsed() < LONGEST_WAIT / 4 {
+    while judged < ROUNDS && start.elapsed() < LONGEST_WAIT {
         let round = Stopwatch::start();
         let guard = lock.lock().await.unwrap();
         let renewals = async |more: u64| {
@@ -213,35 +214,25 @@ async fn leases_of_100_ms_survive_one_slow_renewal() {
         let _lost_or_not = guard.release().await;
     }
     println!("FIG {lost} of {judged} leases of 100 ms were lost");
-    assert!(lost <= ROUNDS / 2, "{lost} of {judged} were lost");
+    // A machine that stalls all the time lets few rounds be judged.
+    assert!(lost * 2 <= judged.max(8), "{lost} of {judged} were lost");
     drop((lock, locks));
     proxy.outlive_clients().await;
 }
 
-/// A batch has a lease of each TTL, and its connection is silent: it must be given up in time for
-/// the shorter one.
+/// The connection of leases with two TTLs is silent: it must be given up in time for the shorter
+/// one.
 #[tokio::test(flavor = "multi_thread")]
 async fn short_lease_outlives_a_silent_connection_beside_a_long_one() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
-    let options = ttl(7_200).node_timeout(Duration::from_secs(5));
-    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
-    let brief = locks.with_options(ttl(2_400).node_timeout(Duration::from_secs(5))).unwrap();
-    let start = Instant::now();
-    let (long, short) = loop {
-        let asked = Instant::now();
-        let long = locks.mutex("long").unwrap().lock().await.unwrap();
-        sleep(Duration::from_millis(1_600)).await;
-        let short = brief.mutex("short").unwrap().lock().await.unwrap();
-        // They share a batch if they are due within a thirtieth of the shorter TTL.
-        if asked.elapsed() < Duration::from_millis(1_660) {
-            break (long, short);
-        }
-        assert!(start.elapsed() < LONGEST_WAIT, "they were never due at the same time");
-    };
+    let locks = Locks::builder().server(proxy.url()).options(ttl(21_600)).connect().await.unwrap();
+    let brief = locks.with_options(ttl(7_200)).unwrap();
+    let long = locks.mutex("long").unwrap().lock().await.unwrap();
+    let short = brief.mutex("short").unwrap().lock().await.unwrap();
     proxy.hold_requests(true);
-    renewed_by(short.lease(), Duration::from_secs(4)).await;
-    renewed_by(long.lease(), Duration::from_secs(2)).await;
+    renewed_by(short.lease(), Duration::from_secs(8)).await;
+    renewed_by(long.lease(), Duration::from_secs(6)).await;
     proxy.hold_requests(false);
     short.release().await.unwrap();
     long.release().await.unwrap();
@@ -293,6 +284,9 @@ async fn a_claim_outlives_a_stall_that_a_lease_of_its_length_does() {
     let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
     eventually("it queues", || async { server.queued_for(&held).await == 1 }).await;
     server.all_notified("lock:handed").await;
+    // A poll just after the release would be granted the whole TTL.
+    let polled = server.scripts_run().await + 3;
+    eventually("the waiter's pauses grow", || async { server.scripts_run().await >= polled }).await;
     guard.release().await.unwrap();
     let granted = soon("it is granted the lock", waiting).await.unwrap();
     // Claims are three seconds.
