@@ -51,8 +51,10 @@ public final class Redlatch implements AutoCloseable {
   private static final long LIMIT_MS = 5000; // of a request: a quarter of the lease, if it is less
   private static final Duration LONGEST = Duration.ofMillis(9_999_999_999L); // a TTL, or a wait
   private static final int POLL_MS = 100; // the pause of a waiter that cannot be notified
+  private static final ScheduledThreadPoolExecutor TIMER = new ScheduledThreadPoolExecutor(1,
+      Redlatch::thread); // not Lettuce's, and not that of orTimeout: others may block those
+  static { TIMER.setRemoveOnCancelPolicy(true); }
   private final AbstractRedisClient client;
-  private final ScheduledExecutorService timer; // Lettuce's own, which no caller can block
   private final long timeoutMs;
   private final String prefix, channel;
   private final Map<String, byte[]> scripts = new HashMap<>();
@@ -92,7 +94,6 @@ public final class Redlatch implements AutoCloseable {
       scripts.put(kind, readScript(lua, kind + ".lua"));
     Link first = connect();
     link = completedFuture(first);
-    timer = client.getResources().eventExecutorGroup();
     long ms = millis(first.connection.getTimeout());
     timeoutMs = ms == 0 ? 60_000 : ms; // 0: no timeout, for Lettuce
     first.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
@@ -123,11 +124,24 @@ public final class Redlatch implements AutoCloseable {
     return new Link(connection, connection.async());
   }
 
-  private static Thread start(Runnable task) {
+  private static Thread thread(Runnable task) {
     Thread thread = new Thread(task, "redlatch");
     thread.setDaemon(true);
+    return thread;
+  }
+
+  private static Thread start(Runnable task) {
+    Thread thread = thread(task);
     thread.start();
     return thread;
+  }
+
+  /** As orTimeout, by the timer of this class. */
+  private static <T> CompletableFuture<T> limit(CompletableFuture<T> reply, long ms) {
+    var end = TIMER.schedule(() -> reply.completeExceptionally(new TimeoutException()), ms,
+        MILLISECONDS);
+    reply.whenComplete((answer, e) -> end.cancel(false));
+    return reply;
   }
 
   /** Replaces a connection that did not answer in time. Requests wait for the new one, for 1 s. */
@@ -143,7 +157,7 @@ public final class Redlatch implements AutoCloseable {
           if (link.isCompletedExceptionally()) made.connection.closeAsync(); // closed meanwhile
           else if (!next.complete(made)) link = completedFuture(made);
         }
-        timer.schedule(silent.connection::closeAsync, LIMIT_MS, MILLISECONDS); // others use it
+        TIMER.schedule(silent.connection::closeAsync, LIMIT_MS, MILLISECONDS); // others use it
       } catch (RuntimeException e) { // Lettuce connects again as well
         next.complete(silent);
       } finally {
@@ -154,7 +168,7 @@ public final class Redlatch implements AutoCloseable {
 
   /** Keeps a subscription. It is replaced if it breaks, or does not answer within a second. */
   private void subscribe() {
-    while (!isClosed && !timer.isShutdown()) {
+    while (!isClosed && !client.getResources().eventExecutorGroup().isShutdown()) {
       try (var news = client instanceof RedisClusterClient cluster ? cluster.connectPubSub()
           : ((RedisClient) client).connectPubSub()) {
         Semaphore mine = broken = new Semaphore(0);
@@ -259,14 +273,13 @@ public final class Redlatch implements AutoCloseable {
     byte[] source = scripts.get(kind);
     String[] k = keys.toArray(String[]::new);
     String[] w = Arrays.stream(words).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
-    return link.thenCompose(used ->
+    return limit(link.thenCompose(used ->
         within(ms, used.redis.evalsha(used.redis.digest(source), ScriptOutputType.MULTI, k, w))
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
             ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
         .whenComplete((answer, e) -> { // the last 5 ms of a time limit say nothing about it
           if (ms >= POLL_MS && ("" + e).contains("TimeoutException")) replace(used);
-        }))
-        .orTimeout(ms, MILLISECONDS);
+        })), ms);
   }
 
   private static boolean isFinal(Throwable e) {
@@ -274,7 +287,7 @@ public final class Redlatch implements AutoCloseable {
   }
 
   private static CompletableFuture<List<Object>> within(long ms, RedisFuture<List<Object>> reply) {
-    return reply.toCompletableFuture().orTimeout(ms, MILLISECONDS); // unsent requests stay unsent
+    return limit(reply.toCompletableFuture(), ms); // unsent requests stay unsent
   }
 
   public record Lock(Redlatch client, String kind, String verb, List<String> keys, String owner) {
@@ -339,7 +352,7 @@ public final class Redlatch implements AutoCloseable {
     public boolean downgrade() { return join(extend("downgrade", minToken())); }
     public boolean release() { return !lost.isDone() && join(end(false)); }
     @Override public void close() {
-      end(false).exceptionally(e -> false).completeOnTimeout(false, timeoutMs, MILLISECONDS).join();
+      limit(end(false).copy(), timeoutMs).exceptionally(e -> false).join();
     }
 
     private long request(long leftMs) throws InterruptedException { // returns the longest pause
@@ -380,7 +393,7 @@ public final class Redlatch implements AutoCloseable {
     }
 
     private void renewIn(long ms) { // at the deadline at the latest, to report the loss
-      timer.schedule(() -> extend("renew", null).whenComplete((isHeld, e) -> {
+      TIMER.schedule(() -> extend("renew", null).whenComplete((isHeld, e) -> {
         long pauseMs = e == null ? ttlMs / 3 - sent.ageMs() : Math.min(ttlMs / 30, 1000);
         if (e != null || isHeld) renewIn(pauseMs);
       }), Math.max(1, Math.min(ms, sent.leftMs(ttlMs))), MILLISECONDS);
@@ -408,7 +421,9 @@ public final class Redlatch implements AutoCloseable {
       underWay.incrementAndGet();
       released = giveUp(Moment.now())
           .whenComplete((isHeld, e) -> underWay.decrementAndGet())
-          .whenComplete((isHeld, e) -> timer.schedule(() -> ended.remove(attempt), 1, MINUTES))
+          .whenComplete((isHeld, e) -> {
+            if (!queuedAt.equals("")) TIMER.schedule(() -> ended.remove(attempt), 1, MINUTES);
+          })
           .thenApply(isHeld -> isHeld && !isLost);
       if (isLost) start(() -> lost.complete(null)); // jobs that it stops may fill any common pool
       return released;
@@ -420,7 +435,7 @@ public final class Redlatch implements AutoCloseable {
           1, claimMs, wakeUps).thenApply(answer -> (Long) answer.get(0) > 0)
           .exceptionallyComposeAsync(e -> isFinal(e) || start.ageMs() > ttlMs
               || link.isCompletedExceptionally() ? failedFuture(e) : giveUp(start),
-              task -> timer.schedule(task, POLL_MS, MILLISECONDS));
+              task -> TIMER.schedule(task, POLL_MS, MILLISECONDS));
     }
 
     /**
@@ -435,7 +450,7 @@ public final class Redlatch implements AutoCloseable {
 
     private boolean join(CompletableFuture<Boolean> reply) {
       try {
-        return reply.copy().orTimeout(timeoutMs, MILLISECONDS).join();
+        return limit(reply.copy(), timeoutMs).join();
       } catch (CompletionException e) {
         throw e.getCause() instanceof LockException refused ? refused
             : new LockException(Reason.SERVER, lock, e.getCause());

@@ -6,13 +6,16 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.lettuce.core.RedisClient;
 import java.lang.reflect.Field;
 import java.time.Duration;
+import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ForkJoinPool;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import org.junit.jupiter.api.AfterEach;
@@ -105,6 +108,38 @@ class OutagesTest {
     }
   }
 
+  /** The timers of Lettuce, and the one of orTimeout, run what any code of the program waits for. */
+  @Test
+  void blocked_timers_of_others_delay_neither_a_limit_nor_a_loss() throws Exception {
+    RedisClient client = RedisClient.create(server.uri());
+    Redlatch c = new Redlatch(Server.LUA, "lock:", client);
+    Redlatch.Lease lease = c.mutex("x").acquire(Duration.ofMillis(1500), LIMIT);
+    CountDownLatch end = new CountDownLatch(1);
+    CountDownLatch blocked = new CountDownLatch(1);
+    client.getResources().eventExecutorGroup().forEach(each -> each.submit(() -> {
+      end.await();
+      return null;
+    }));
+    new CompletableFuture<>().orTimeout(1, TimeUnit.MILLISECONDS).exceptionally(e -> {
+      blocked.countDown();
+      try {
+        end.await();
+      } catch (InterruptedException interrupted) {
+        Thread.currentThread().interrupt();
+      }
+      return null;
+    });
+    blocked.await();
+    try {
+      pause();
+      assertEquals(Redlatch.Reason.TIMED_OUT, refusal(later(
+          () -> c.mutex("y").acquire(TTL, Duration.ofMillis(500)))).reason);
+      lease.lost.get(15, TimeUnit.SECONDS);
+    } finally {
+      end.countDown();
+    }
+  }
+
   @Test
   void close_ends_waiters_which_leave_the_queue() throws Exception {
     a.mutex("x").acquire(TTL, LIMIT);
@@ -141,6 +176,16 @@ class OutagesTest {
   }
 
   @Test
+  void released_leases_that_never_queued_are_not_kept() throws Exception {
+    var queue = ((ScheduledThreadPoolExecutor) field(null, "TIMER")).getQueue();
+    int before = queue.size();
+    for (int i = 0; i < 200; i++) {
+      assertTrue(a.mutex("x").acquire(Duration.ofMillis(1500), LIMIT).release());
+    }
+    Server.await("their renewals are over", () -> queue.size() < before + 100);
+  }
+
+  @Test
   void close_leaves_no_connection_that_is_made_later() throws Exception {
     Redlatch c = server.open();
     Object before = field(c, "link");
@@ -165,7 +210,7 @@ class OutagesTest {
     return String.valueOf(server.send("CLIENT", "LIST")).lines().count();
   }
 
-  private static Object field(Redlatch client, String name) throws Exception {
+  private static Object field(Redlatch client, String name) throws Exception { // null: static
     Field field = Redlatch.class.getDeclaredField(name);
     field.setAccessible(true);
     Object value = field.get(client);
