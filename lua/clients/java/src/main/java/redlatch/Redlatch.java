@@ -66,7 +66,6 @@ public final class Redlatch implements AutoCloseable {
   private volatile CompletableFuture<Link> link; // not done while one is replaced
   private volatile boolean isSubscribed, isClosed;
   private volatile Semaphore broken = new Semaphore(0); // of the present subscription
-  private boolean isReplacing;
   private final AtomicInteger underWay = new AtomicInteger(); // acquires and releases
   private final AtomicInteger breaks = new AtomicInteger(); // of all connections of `client`
   private final RedisConnectionStateListener onBreak = new RedisConnectionStateAdapter() {
@@ -144,24 +143,26 @@ public final class Redlatch implements AutoCloseable {
     return reply;
   }
 
-  /** Replaces a connection that did not answer in time. Requests wait for the new one, for 1 s. */
+  /**
+   * Replaces a connection that did not answer in time. Requests wait for the new one, for 1 s; then
+   * another one may be made, since this one may be silent as well. The first to come is used.
+   */
   private synchronized void replace(Link silent) {
-    if (link.isCompletedExceptionally() || link.getNow(null) != silent || isReplacing) return;
-    isReplacing = true;
-    var next = new CompletableFuture<Link>().completeOnTimeout(silent, 1, SECONDS);
+    if (link.isCompletedExceptionally() || link.getNow(null) != silent) return;
+    var next = new CompletableFuture<Link>();
     link = next;
+    TIMER.schedule(() -> next.complete(silent), 1, SECONDS);
     start(() -> {
       try {
         Link made = connect();
         synchronized (this) {
-          if (link.isCompletedExceptionally()) made.connection.closeAsync(); // closed meanwhile
-          else if (!next.complete(made)) link = completedFuture(made);
+          boolean isLate = link.isCompletedExceptionally() || link.getNow(silent) != silent;
+          if (isLate) made.connection.closeAsync(); // closed meanwhile, or replaced
+          else if (!link.complete(made)) link = completedFuture(made);
         }
         TIMER.schedule(silent.connection::closeAsync, LIMIT_MS, MILLISECONDS); // others use it
       } catch (RuntimeException e) { // Lettuce connects again as well
         next.complete(silent);
-      } finally {
-        synchronized (this) { isReplacing = false; }
       }
     });
   }

@@ -7,8 +7,13 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisURI;
+import java.io.IOException;
 import java.lang.reflect.Field;
+import java.net.ServerSocket;
+import java.net.Socket;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
@@ -16,6 +21,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
 import org.junit.jupiter.api.AfterEach;
@@ -173,6 +179,90 @@ class OutagesTest {
     writable();
     assertEquals(0, closed.get(10, TimeUnit.SECONDS));
     assertTrue(released.get(10, TimeUnit.SECONDS));
+  }
+
+  /** Passes connections on to the server, or lets them wait in their handshake. */
+  private final class Relay implements AutoCloseable {
+    private final ServerSocket socket = new ServerSocket(0);
+    private final List<Socket> waiting = new ArrayList<>(); // guarded by this
+    private boolean hangs;
+
+    Relay() throws IOException {
+      later(() -> {
+        while (true) {
+          accept(socket.accept());
+        }
+      });
+    }
+
+    private synchronized void accept(Socket from) throws IOException {
+      waiting.add(from);
+      if (!hangs) pass(waiting.size() - 1);
+    }
+
+    synchronized void hang() {
+      hangs = true;
+      waiting.clear();
+    }
+
+    synchronized int waiting() {
+      return waiting.size();
+    }
+
+    /** The result is done when the client has closed the connection. */
+    synchronized CompletableFuture<?> pass(int index) throws IOException {
+      Socket from = waiting.get(index);
+      Socket to = new Socket("127.0.0.1", server.port);
+      later(() -> to.getInputStream().transferTo(from.getOutputStream()));
+      return later(() -> from.getInputStream().transferTo(to.getOutputStream()));
+    }
+
+    RedisURI uri() {
+      return RedisURI.create("redis://127.0.0.1:" + socket.getLocalPort() + "?timeout=60s");
+    }
+
+    @Override
+    public void close() throws IOException {
+      socket.close();
+    }
+  }
+
+  @Test
+  void replacement_that_hangs_in_its_handshake_is_not_waited_for() throws Exception {
+    try (Relay relay = new Relay()) {
+      Redlatch c = Server.open(relay.uri());
+      Field closed = Redlatch.class.getDeclaredField("isClosed");
+      closed.setAccessible(true);
+      closed.set(c, true); // ends the subscription, whose connections the relay would count
+      ((Semaphore) field(c, "broken")).release();
+      ((Thread) field(c, "subscriber")).join();
+      Object silent = field(c, "link");
+      var replace = Redlatch.class.getDeclaredMethod("replace", silent.getClass());
+      replace.setAccessible(true);
+      for (int used : List.of(1, 0)) { // the second one answers, then the first one
+        Object before = field(c, "link");
+        relay.hang();
+        for (int count : List.of(1, 2)) {
+          replace.invoke(c, before);
+          Server.await(count + " connections", () -> relay.waiting() == count);
+          assertSame(before, field(c, "link"), "used again after a second");
+        }
+        relay.pass(used);
+        Server.await("it is used", () -> before != link(c));
+        Object made = link(c);
+        var late = relay.pass(1 - used);
+        Server.await("the late one is closed", late::isDone);
+        assertSame(made, link(c));
+      }
+    }
+  }
+
+  private static Object link(Redlatch client) {
+    try {
+      return field(client, "link");
+    } catch (Exception e) {
+      throw new IllegalStateException(e);
+    }
   }
 
   @Test
