@@ -306,7 +306,10 @@ public final class Redlatch implements AutoCloseable {
       boolean isGranted = false;
       try {
         do {
-          if (lease.sent != null) lease = client.new Lease(this, lease.ttlMs, waits); // late grant
+          if (lease.sent != null) { // granted too late, or while the client is closed
+            lease.end(false);
+            lease = client.new Lease(this, lease.ttlMs, waits);
+          }
           long pauseMs = lease.request(maxMs - start.ageMs());
           isGranted = lease.isValid() && !client.isClosed;
           if (isGranted) return lease;

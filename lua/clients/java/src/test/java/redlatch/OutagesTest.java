@@ -181,6 +181,24 @@ class OutagesTest {
     assertTrue(released.get(10, TimeUnit.SECONDS));
   }
 
+  @Test
+  void lock_that_is_granted_during_close_is_released() throws Exception {
+    pause();
+    var attempt = later(() -> a.mutex("x").acquire(TTL, LIMIT));
+    awaitBlocked();
+    var closed = later(() -> {
+      a.close();
+      return null;
+    });
+    while (!(boolean) field(a, "isClosed")) {
+      Thread.onSpinWait();
+    }
+    server.send("CLIENT", "UNPAUSE");
+    assertEquals(Redlatch.Reason.CLOSED, refusal(attempt).reason);
+    closed.get(15, TimeUnit.SECONDS);
+    assertEquals(0, server.number("EXISTS", "lock:x"));
+  }
+
   /** Passes connections on to the server, or lets them wait in their handshake. */
   private final class Relay implements AutoCloseable {
     private final ServerSocket socket = new ServerSocket(0);
