@@ -333,6 +333,7 @@ public final class Redlatch implements AutoCloseable {
     private final Semaphore wake = new Semaphore(0);
     private Object queuedAt = ""; // the time of the first busy answer: the place in the queue
     private Throwable problem; // of the last request
+    private volatile boolean isLost; // a caller may complete `lost`
     private boolean isUnsure; // some request may have run, or may yet run
     private long token;
     private volatile Moment sent; // when the last grant or renewal was requested
@@ -354,7 +355,7 @@ public final class Redlatch implements AutoCloseable {
     // If the server does not answer, all but close throw, and releases continue in the background.
     public boolean renew() { return join(extend("renew", null)); }
     public boolean downgrade() { return join(extend("downgrade", minToken())); }
-    public boolean release() { return !lost.isDone() && join(end(false)); }
+    public boolean release() { return !isLost && join(end(false)); }
     @Override public void close() {
       limit(end(false).copy(), timeoutMs).exceptionally(e -> false).join();
     }
@@ -429,6 +430,7 @@ public final class Redlatch implements AutoCloseable {
             if (!queuedAt.equals("")) TIMER.schedule(() -> ended.remove(attempt), 1, MINUTES);
           })
           .thenApply(isHeld -> isHeld && !isLost);
+      this.isLost = isLost;
       if (isLost) start(() -> lost.complete(null)); // jobs that it stops may fill any common pool
       return released;
     }

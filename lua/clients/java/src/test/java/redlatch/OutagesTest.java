@@ -147,6 +147,14 @@ class OutagesTest {
   }
 
   @Test
+  void signal_that_a_caller_completes_does_not_keep_the_lock() throws Exception {
+    Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
+    lease.lost.complete(null); // as orTimeout does
+    assertTrue(lease.release());
+    assertEquals(0, server.number("EXISTS", "lock:x"));
+  }
+
+  @Test
   void close_ends_waiters_which_leave_the_queue() throws Exception {
     a.mutex("x").acquire(TTL, LIMIT);
     long fastest = Long.MAX_VALUE; // the others may have been delayed by a busy machine
