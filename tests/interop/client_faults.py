@@ -67,14 +67,14 @@ FAULTS = [
         "python": ("max(self._clock_offset, seconds * 1_000_000 + micros - now)", "self._clock_offset or seconds * 1_000_000 + micros - now"),
         "node": ("Math.max(this.#offset, seen - now)", "this.#offset || seen - now"),
         "go": ("c.offset.Store(max(c.offset.Load(), now-micros()))", "c.offset.CompareAndSwap(0, now-micros())"),
-        "java": ('offset = Math.max(offset, Long.parseLong("" + micros) - Moment.now().ms * 1000);', 'if (offset == Long.MIN_VALUE) offset = Long.parseLong("" + micros) - Moment.now().ms * 1000;'),
+        "java": ('offset = Math.max(offset, Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000);', 'if (offset == Long.MIN_VALUE) offset = Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000;'),
     }),
     ("min_token falls with the server's clock", "min_token: never falls", {
         "python": ("            self._clock_offset = max(self._clock_offset, seconds * 1_000_000 + micros - now)\n            if now + self._clock_offset > self._min_token + TOKEN_STEP:\n",
                    "            if seconds or micros:\n                self._clock_offset = seconds * 1_000_000 + micros - now\n            if True:\n"),
         "node": ("this.#offset = Math.max(this.#offset, seen - now);", "if (seen) this.#offset = seen - now;"),
         "go": ("c.offset.Store(max(c.offset.Load(), now-micros()))", "c.offset.Store(now-micros())"),
-        "java": ('Math.max(offset, Long.parseLong("" + micros) - Moment.now().ms * 1000)', 'Long.parseLong("" + micros) - Moment.now().ms * 1000'),
+        "java": ('Math.max(offset, Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000)', 'Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000'),
     }),
     ("no remember", "release: no answer", {
         "python": ('clock() + max(self.ttl, CLAIM), "", 1', 'clock() + max(self.ttl, CLAIM), "", ""'),

@@ -9,7 +9,7 @@ import io.lettuce.core.api.StatefulConnection;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.api.async.RedisClusterAsyncCommands;
 import io.lettuce.core.pubsub.*;
-import java.io.IOException;
+import java.io.*;
 import java.nio.file.*;
 import java.time.Duration;
 import java.util.*;
@@ -265,8 +265,8 @@ public final class Redlatch implements AutoCloseable {
   private static String randomId() { return UUID.randomUUID().toString().replace("-", ""); }
   private synchronized long minToken() { return (Moment.now().ms * 1000 + offset) / STEP * STEP; }
 
-  private synchronized void observe(Object micros) {
-    offset = Math.max(offset, Long.parseLong("" + micros) - Moment.now().ms * 1000);
+  private synchronized void observe(Object micros) { // the local clock may be 10 ms behind
+    offset = Math.max(offset, Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000);
   }
 
   /** Sends the words that are not null. Lettuce makes -5, of a malformed call, a list of one. */
@@ -466,9 +466,26 @@ public final class Redlatch implements AutoCloseable {
 
   /** A clock that counts suspension; without /proc/uptime, two clocks to compare. */
   private record Moment(long ms, long wallOffset) {
+    // Kept open: a program that runs out of files keeps its clock. An interrupt closes a channel.
+    private static final RandomAccessFile UPTIME = open();
+
+    private static RandomAccessFile open() {
+      try {
+        return new RandomAccessFile("/proc/uptime", "r");
+      } catch (IOException e) {
+        return null;
+      }
+    }
+
     static Moment now() {
       try {
-        String uptime = Files.readString(Path.of("/proc/uptime")).split(" ")[0];
+        if (UPTIME == null) throw new FileNotFoundException();
+        byte[] text = new byte[64];
+        synchronized (UPTIME) {
+          UPTIME.seek(0);
+          UPTIME.read(text);
+        }
+        String uptime = new String(text, UTF_8).split(" ")[0];
         return new Moment(Math.round(Double.parseDouble(uptime) * 1000), 0);
       } catch (IOException e) {
         long ms = System.nanoTime() / 1_000_000;

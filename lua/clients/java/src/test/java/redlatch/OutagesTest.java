@@ -8,6 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
+import java.io.Closeable;
+import java.io.FileInputStream;
 import java.io.IOException;
 import java.lang.reflect.Field;
 import java.net.ServerSocket;
@@ -155,6 +157,37 @@ class OutagesTest {
   }
 
   @Test
+  void program_without_free_file_descriptors_keeps_its_lease() throws Exception {
+    Process process = new ProcessBuilder("sh", "-c", "ulimit -n 256; exec \"$0\" \"$@\"", "java",
+        "-XX:TieredStopAtLevel=1", "-cp", System.getProperty("java.class.path"),
+        OutOfFiles.class.getName(), "" + server.uri()).redirectErrorStream(true).start();
+    String output = new String(process.getInputStream().readAllBytes());
+    assertTrue(output.contains("valid: true, then true, then true"), output);
+  }
+
+  /** In a process of its own, which may have few files. */
+  static final class OutOfFiles {
+    public static void main(String[] args) throws Exception {
+      Redlatch c = Server.open(RedisURI.create(args[0]));
+      Redlatch.Lease lease = c.mutex("x").acquire(TTL, LIMIT);
+      boolean before = lease.isValid();
+      List<Closeable> files = new ArrayList<>();
+      try {
+        while (true) {
+          files.add(new FileInputStream("/dev/null"));
+        }
+      } catch (IOException e) { // none is left
+      }
+      boolean without = lease.isValid();
+      for (Closeable file : files) {
+        file.close();
+      }
+      System.out.println("valid: " + before + ", then " + without + ", then " + lease.isValid());
+      System.exit(0);
+    }
+  }
+
+  @Test
   void close_ends_waiters_which_leave_the_queue() throws Exception {
     a.mutex("x").acquire(TTL, LIMIT);
     long fastest = Long.MAX_VALUE; // the others may have been delayed by a busy machine
@@ -299,6 +332,23 @@ class OutagesTest {
       assertTrue(a.mutex("x").acquire(Duration.ofMillis(1500), LIMIT).release());
     }
     Server.await("their renewals are over", () -> queue.size() < before + 100);
+  }
+
+  /** The clock of /proc/uptime is up to 10 ms behind, so the offset to the server's is too large. */
+  @Test
+  void min_token_is_never_ahead_of_the_clock_of_the_server() throws Exception {
+    var observe = Redlatch.class.getDeclaredMethod("observe", Object.class);
+    var now = Class.forName("redlatch.Redlatch$Moment").getDeclaredMethod("now");
+    var ms = now.getReturnType().getDeclaredMethod("ms");
+    for (var method : List.of(observe, now, ms)) {
+      method.setAccessible(true);
+    }
+    for (int i = 0; i < 500; i++) {
+      observe.invoke(a, server.time());
+      long clock = (long) ms.invoke(now.invoke(null)) * 1000 + (long) field(a, "offset");
+      long ahead = clock - server.time();
+      assertTrue(ahead <= 0, ahead + " µs");
+    }
   }
 
   @Test
