@@ -243,11 +243,10 @@ FAULTS = [
         "go": ("if errors.Is(err, os.ErrDeadlineExceeded) && patience == idle {", "if errors.Is(err, os.ErrDeadlineExceeded) {"),
         "java": ("news.async().ping().get(1, SECONDS);", "news.async().ping();"),
     }),
-    # A waiter in Python polls while it is not subscribed, and once more after that.
+    # A waiter in Python or Java polls while it is not subscribed, and once more after that.
     ("no poll after a new subscription", "subscription: a new one", {
         "node": ("for (const { poll } of this.attempts.values()) poll();", ""),
         "go": ("\t\t\t\t\twake.(context.CancelFunc)()\n\t\t\t\t}\n\t\t\t\tcontinue", "\t\t\t\t\t_ = wake\n\t\t\t\t}\n\t\t\t\tcontinue"),
-        "java": ("        waiters.values().forEach(Semaphore::release);", "       "),
     }),
     ("the channel is named without a subscription", "subscription: none", {
         "python": ('locks._channel if locks._is_subscribed.is_set() else ""', "locks._channel"),

@@ -175,7 +175,7 @@ public final class Redlatch implements AutoCloseable {
         Semaphore mine = broken = new Semaphore(0);
         news.addListener(new RedisConnectionStateAdapter() {
           @Override public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
-            isSubscribed = false;
+            endSubscription();
             mine.release();
           }
         });
@@ -197,10 +197,16 @@ public final class Redlatch implements AutoCloseable {
         while (!isClosed && !mine.tryAcquire(5, SECONDS)) news.async().ping().get(1, SECONDS);
       } catch (Exception e) { // connect again
       }
-      isSubscribed = false;
+      endSubscription();
       if (isClosed) return;
       java.util.concurrent.locks.LockSupport.parkNanos(POLL_MS * 1_000_000L);
     }
+  }
+
+  private void endSubscription() {
+    boolean wasSubscribed = isSubscribed;
+    isSubscribed = false;
+    if (wasSubscribed) waiters.values().forEach(Semaphore::release); // no message comes: poll
   }
 
   /**

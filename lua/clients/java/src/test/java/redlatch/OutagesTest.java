@@ -17,6 +17,7 @@ import java.net.Socket;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
@@ -322,6 +323,19 @@ class OutagesTest {
     } catch (Exception e) {
       throw new IllegalStateException(e);
     }
+  }
+
+  @Test
+  void waiters_poll_once_the_subscription_has_ended() throws Exception {
+    while (!(boolean) field(a, "isSubscribed")) {
+      Thread.onSpinWait();
+    }
+    Semaphore wake = new Semaphore(0);
+    @SuppressWarnings("unchecked")
+    var waiters = (Map<String, Semaphore>) field(a, "waiters");
+    waiters.put("another", wake);
+    server.send("ACL", "SETUSER", "default", "resetchannels"); // ends it, and refuses a new one
+    assertTrue(wake.tryAcquire(20, TimeUnit.SECONDS));
   }
 
   @Test
