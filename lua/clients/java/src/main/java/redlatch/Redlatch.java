@@ -95,8 +95,13 @@ public final class Redlatch implements AutoCloseable {
     link = completedFuture(first);
     long ms = millis(first.connection.getTimeout());
     timeoutMs = ms == 0 ? 60_000 : ms; // 0: no timeout, for Lettuce
-    first.redis.time().thenAccept(time -> observe(time.get(0) + "000000"))
-        .toCompletableFuture().join();
+    try {
+      limit(first.redis.time().toCompletableFuture(), timeoutMs)
+          .thenAccept(time -> observe(time.get(0) + "000000")).join();
+    } catch (RuntimeException e) {
+      first.connection.closeAsync(); // the caller has nothing to close
+      throw e;
+    }
     client.addListener(onBreak);
     subscriber = start(this::subscribe);
     try {

@@ -241,6 +241,14 @@ class OutagesTest {
     assertEquals(0, server.number("EXISTS", "lock:x"));
   }
 
+  @Test
+  void constructor_that_fails_leaves_no_connection() throws Exception {
+    server.send("ACL", "SETUSER", "u", "on", ">p", "~*", "&*", "+@all", "-time");
+    RedisURI uri = RedisURI.create("redis://u:p@127.0.0.1:" + server.port);
+    assertThrows(RuntimeException.class, () -> Server.open(uri));
+    Server.await("it is closed", () -> !String.valueOf(server.send("CLIENT", "LIST")).contains("user=u "));
+  }
+
   /** Passes connections on to the server, or lets them wait in their handshake. */
   private final class Relay implements AutoCloseable {
     private final ServerSocket socket = new ServerSocket(0);
