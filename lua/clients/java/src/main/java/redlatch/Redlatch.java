@@ -254,12 +254,13 @@ public final class Redlatch implements AutoCloseable {
     require(!name.isEmpty() && !isTooLong, of + "be 1 to 512 bytes, its prefix up to 128", name);
     require(isTagged || !key.contains("}"), of + "have a hash tag if it has \"}\", as \"{a}b\"", name);
     require(!isReserved, of + "not make a key of another lock", name);
+    require(isUnicode(key), of + "be encodable: a lone surrogate would become \"?\"", name);
     String base = isTagged ? key : "{" + key + "}";
     boolean isNone = kind.equals("mutex") || kind.equals("rwlock") && "".equals(owner);
     boolean isText = owner != null && owner.matches("(?s)[^ :][^ ]*");
     boolean isField = kind.equals("reentrant") && "mode".equals(owner); // of that hash
-    boolean isOwner = isText && !isField && owner.getBytes(UTF_8).length <= 256;
-    String rule = "owner must be 1 to 256 bytes without a space, not \":…\" or \"mode\"";
+    boolean isOwner = isText && !isField && owner.getBytes(UTF_8).length <= 256 && isUnicode(owner);
+    String rule = "owner must be 1 to 256 bytes of UTF-8 without a space, not \":…\" or \"mode\"";
     require(isNone || isOwner, rule, owner);
     return new Lock(this, kind, verb, List.of(key, base + ":waiters", base + ":fence"), owner);
   }
@@ -268,6 +269,8 @@ public final class Redlatch implements AutoCloseable {
   private static void require(boolean isMet, String rule, Object value) {
     if (!isMet) throw new IllegalArgumentException(rule + ", not " + value);
   }
+
+  private static boolean isUnicode(String text) { return UTF_8.newEncoder().canEncode(text); }
 
   private static long millis(Duration time) { // toMillis of 292 million years or more throws
     return (time.compareTo(LONGEST) > 0 ? LONGEST : time).toMillis();

@@ -349,10 +349,10 @@ class RedlatchTest {
 
   @Test
   void reserved_names_are_refused() {
-    for (String name : List.of("", "a}b", "{}a", "{a}:fence", "x{a}y:waiters", "{a}{}node", "x".repeat(513))) {
+    for (String name : List.of("", "a}b", "{}a", "{a}:fence", "x{a}y:waiters", "{a}{}node", "x".repeat(513), "x\uD800")) {
       assertThrows(IllegalArgumentException.class, () -> a.mutex(name), name);
     }
-    for (String name : List.of("a{b", "{a}", "x:fence", "{a}fence", "x".repeat(512), "a b\nc")) {
+    for (String name : List.of("a{b", "{a}", "x:fence", "{a}fence", "x".repeat(512), "a b\nc", "\uD83D\uDE00")) {
       a.mutex(name);
     }
   }
@@ -374,7 +374,7 @@ class RedlatchTest {
 
   @Test
   void arguments_are_checked_before_a_request() throws Exception {
-    for (String owner : Arrays.asList("", null, "two words", ":a", "mode", "é".repeat(129))) {
+    for (String owner : Arrays.asList("", null, "two words", ":a", "mode", "é".repeat(129), "\uDC00")) {
       refuses("owner", () -> a.reentrant("x", owner));
     }
     refuses("owner", () -> a.read("x", null));
