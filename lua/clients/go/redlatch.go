@@ -189,6 +189,9 @@ func (c *Client) listen(ctx context.Context, confirm func()) {
 			}
 		}
 		c.isSubscribed.Store(false)
+		for _, wake := range c.waiters.Range { // no message wakes them now: they poll
+			wake.(context.CancelFunc)()
+		}
 		unwatch()
 		news.Close()
 		time.Sleep(pause)
@@ -284,9 +287,13 @@ func (c *Client) attempt(ctx context.Context, lock Lock) (_ *Lease, err error) {
 	defer func() {
 		cancel(nil) // also the pauses
 		c.waiters.Delete(l.attempt)
+		sent := l.sent.Load()
+		if sent == nil { // ctx had ended before the first request: nothing is to be given up
+			return
+		}
 		// The attempt may be queued or hold the lock. After a busy answer too, if go-redis may have
 		// repeated the request, 8 ms later at the soonest: the first copy may still be on its way.
-		if err != nil && (err != ErrBusy || time.Since(*l.sent.Load()) >= 8*time.Millisecond) {
+		if err != nil && (err != ErrBusy || time.Since(*sent) >= 8*time.Millisecond) {
 			c.background.Go(func() { l.Release() })
 		}
 	}()

@@ -484,6 +484,24 @@ func TestNewSubscriptionWakesWaiters(t *testing.T) {
 	wants(t, (<-granted).Release(), nil)
 }
 
+// A new subscription wakes them as well: here, none is possible.
+func TestEndOfTheSubscriptionWakesWaiters(t *testing.T) {
+	db := redis.NewClient(&redis.Options{Addr: ownServer(t)})
+	defer db.Close()
+	db.Do(ctx, "ACL", "SETUSER", "listener", "on", ">secret", "~*", "&*", "+@all")
+	user := redis.NewClient(&redis.Options{Addr: db.Options().Addr, Username: "listener", Password: "secret"})
+	defer user.Close()
+	c := open(t, user)
+	eventually(t, "the client is subscribed", c.isSubscribed.Load)
+	woken, wake := context.WithCancel(ctx)
+	c.waiters.Store("probe", wake)
+	wants(t, db.Do(ctx, "ACL", "SETUSER", "listener", "resetchannels").Err(), nil) // closes it
+	eventually(t, "the waiter is woken", func() bool { return woken.Err() != nil })
+	if c.isSubscribed.Load() {
+		t.Error("the client counts as subscribed")
+	}
+}
+
 func scriptCalls(db *redis.Client) int {
 	found := regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`).FindStringSubmatch(
 		db.Info(ctx, "commandstats").Val())
@@ -664,6 +682,21 @@ func TestCloseEndsWaitersAndRefusesNewOnes(t *testing.T) {
 	}
 	wants(t, lease.Release(), nil)
 	wants(t, b.Close(), nil)
+}
+
+func TestEndedContextSendsNothing(t *testing.T) {
+	db, c := fresh(t), client(t)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	calls := scriptCalls(db)
+	for _, lock := range []Lock{mutex(20 * time.Second), try(mutex(20 * time.Second))} {
+		_, err := c.Acquire(ended, lock)
+		wants(t, err, context.Canceled)
+	}
+	c.background.Wait() // as Close, for a TTL if the server is silent
+	if n := scriptCalls(db) - calls; n != 0 {
+		t.Errorf("%d requests", n)
+	}
 }
 
 func TestCloseEndsATry(t *testing.T) {
