@@ -84,10 +84,11 @@ export function lockKeys(name, prefix = "lock:") {
 function check(name, kind, { owner, signal, ttl = MIN_TTL, timeout = 0, claim = 1 }) {
   const isTime = (ms, least, most) => Number.isInteger(ms) && ms >= least && ms <= most;
   const isNone = kind === "mutex" || (kind !== "reentrant" && (owner ?? "") === "");
-  const isText = typeof owner === "string" && /^(?!:)[^ ]+$/.test(owner);
+  // Half of a surrogate pair is sent as U+FFFD, as any other: two owners were one.
+  const isText = typeof owner === "string" && owner.isWellFormed() && /^(?!:)[^ ]+$/.test(owner);
   const isReserved = kind === "reentrant" && owner === "mode"; // a field of that hash
   const isOwner = isText && !isReserved && Buffer.byteLength(owner) <= 256;
-  const ownerRule = 'owner must be 1 to 256 bytes without a space, not ":…" or "mode"';
+  const ownerRule = 'owner must be well-formed, 1 to 256 bytes without a space, not ":…" or "mode"';
   const isLimit = typeof timeout === "number" && timeout >= 0;
   const ttlRule = `ttl must be an integer from ${MIN_TTL} to 9999999999 ms`;
   const isSignal = typeof signal?.addEventListener === "function" && "aborted" in signal;
@@ -112,7 +113,8 @@ function obtain(client, kind, keys, options, start = performance.now()) {
   const head = kind === "mutex" ? [id] : [id, owner]; // words of the lock come before shared ones
   const lost = new AbortController();
   let [queue, queuedAt, elapsed] = [[], "", () => Infinity]; // queue: claim and channel
-  let isOver, isLate, isUncertain, failure, nap, released, timer, alarm;
+  let isOver, isLate, isUncertain, nap, released, timer, alarm;
+  let failure = new Error("Redis has not answered"); // else a hang looked like a lock in use
 
   const name = keys[0].slice(client.prefix.length);
   const fail = (code, text, cause) => new LockError(code, name, text, cause);
@@ -386,7 +388,8 @@ export class Redlatch {
     // connection of all leases again and again: a lease with 6 s was lost.
     const [sent = Infinity] = this.#sent.values(); // of the oldest request
     const silence = performance.now() - sent + 1; // a timer may be early
-    if (silence < Math.max(POLL, 2 * this.#roundTrip)) return;
+    // At most: one that is silent from its start has none, and was left to the socket's timeout.
+    if (silence < Math.max(POLL, Math.min(2 * this.#roundTrip, TEST_TIMEOUT))) return;
     const silent = this.#nodes().filter(({ commandQueue }) => commandQueue.length > 0);
     for (const { stream } of silent) stream?.destroy();
   }
@@ -413,7 +416,7 @@ export class Redlatch {
     // Each ends by itself. The message that its lock was handed to it came after the connection had
     // ended, and was answered by a release, which failed.
     this.attempts.clear();
-    await Promise.race([Promise.all(this.#tasks), sleep(timeout, undefined, { ref: false })]);
+    await Promise.race([Promise.all(this.#tasks), sleep(clip(timeout), undefined, { ref: false })]);
     this.isClosed = true;
     this.#redis.disconnect();
     this.#subscriber?.disconnect();
