@@ -323,6 +323,19 @@ async def test_server_that_hangs_ends_waits_in_time_and_leases_at_their_deadline
 
 
 @in_loop
+async def test_end_of_idle_connections_breaks_no_command(server):
+    async with locks_of(server, retry=None) as locks:
+        await locks.client.ping()
+        [idle] = locks.client.connection_pool._available_connections
+        for steps in range(5):
+            locks._drop_idle()
+            assert not idle.is_connected
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            assert await locks.client.ping()
+
+
+@in_loop
 async def test_timeout_has_the_failure_that_hid_the_lock_as_its_cause():
     async def has_cause(locks, timeout, kind):
         for _ in range(5):  # as in the test of threads
@@ -445,6 +458,11 @@ async def test_cluster_locks_and_notifies(rare_polls):
                 is_queued = functools.partial(is_waiting, f"h{i}")
                 assert await handover_seconds(locks, f"h{i}", is_queued) < RARELY / 2
             assert not any(plain.exists(f"lock:h{i}") for i in range(7))
+            idle = [free for node in cluster.get_nodes() for free in node._free]
+            assert any(free.is_connected for free in idle)
+            locks._drop_idle()
+            assert not any(free.is_connected for free in idle)
+            assert await cluster.exists("lock:h0") == 0
         await cluster.aclose()
 
 

@@ -663,6 +663,33 @@ def test_release_names_the_failure_that_kept_it_from_an_answer(server):
         server.client.acl_deluser("revoked")
 
 
+def test_refused_acquire_releases_nothing_unless_it_may_hold(server, monkeypatch):
+    rights = "on >secret ~lock:* ~{lock:* &lock:* +@all -evalsha".split()
+    server.client.execute_command("ACL", "SETUSER", "refused", *rights)
+    client = redis.Redis(port=server.port, username="refused", password="secret", retry=None)
+    locks, verbs = redlatch.Locks(client), []
+
+    def send(script, keys, words):
+        verbs.append(words[0])
+        if words[0] == "acquire" and len(verbs) <= lost:
+            raise redis.ConnectionError("no answer")
+        return real(script, keys, words)
+
+    real = locks._send
+    monkeypatch.setattr(locks, "_send", send)
+    monkeypatch.setattr(locks, "_releases", set())  # that of the class has those of other tests
+    try:
+        for lost, timeout, expected in [(0, 0, set()), (0, 9, set()), (1, 9, {"release"})]:
+            verbs.clear()
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                locks.mutex("refused", ttl=0.5, timeout=timeout)
+            assert wait_for(lambda: not locks._releases)
+            assert set(verbs) - {"acquire"} == expected
+    finally:
+        locks.close()
+        server.client.acl_deluser("refused")
+
+
 def test_fenced_write_is_refused_after_a_later_one(server, locks):
     keys = ["{price}:value", "{price}:token"]
     with locks.mutex("price") as early:
@@ -979,6 +1006,37 @@ def test_lease_that_is_collected_inside_the_client_does_not_wait_for_itself(serv
 
     within(20, collect)
     assert wait_for(lambda: not server.client.exists("lock:inside"))
+
+
+def test_lease_whose_release_was_interrupted_is_released_without_references(
+    server, locks, monkeypatch
+):
+    def interrupt(release, **_):
+        release.close()
+        raise KeyboardInterrupt
+
+    lease = locks.mutex("interrupted", timeout=0)
+    with contextlib.suppress(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(locks, "_start", interrupt)
+        lease.release()
+    assert server.client.exists("lock:interrupted")
+    del lease
+    assert wait_for(lambda: not server.client.exists("lock:interrupted"))
+
+
+def test_release_in_a_signal_handler_does_not_wait_for_itself(server, locks):
+    lease = locks.mutex("handler", timeout=0)
+
+    def release(*_):
+        with pytest.raises(redis.TimeoutError):
+            lease.release(timeout=0.2)
+
+    def interrupted():
+        with locks._lock:  # as _observe, where a signal arrives
+            release()
+
+    within(20, interrupted)
+    assert wait_for(lambda: not server.client.exists("lock:handler"))
 
 
 def test_lease_that_no_thread_can_renew_is_given_up(server, locks, monkeypatch):

@@ -196,7 +196,7 @@ class BaseLocks(Generic[T]):
         self._is_cluster, prefix = hasattr(client, "get_nodes"), re.sub(r"\s", "_", prefix)
         self._channel = f"{prefix}wake:{secrets.token_hex(16)}" + "~" * self._is_cluster
         self._is_sentinel = hasattr(getattr(client, "connection_pool", None), "sentinel_manager")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may release while this is held
         self._is_subscribed, self._closed = self._event(), self._event()
         self._waiters, self._min_token, self._clock_offset, self._reader = {}, 0, 0, None
         self._ended = {}  # for a minute: a failover may revive an attempt that was queued
@@ -306,7 +306,7 @@ class BaseLocks(Generic[T]):
                 self._ended[lease.attempt] = clock() + 60.0, lease
             for attempt, (until, _) in list(itertools.islice(self._ended.items(), 2)):
                 if until < clock():
-                    del self._ended[attempt]
+                    self._ended.pop(attempt, None)  # unless a handler of a signal has
 
     async def _subscribe(self) -> None:
         """Reads the subscription. With Sentinel, a silent one may lead to a former master."""
@@ -383,7 +383,8 @@ class BaseLease:
 
     def __del__(self) -> None:
         is_mine = os.getpid() == self.locks._pid  # not that of a parent
-        is_held = self.token is not None and not self._is_over.is_set()
+        # Not whether it is over: an interrupt may end `_give_up` before the release has begun.
+        is_held = getattr(self, "token", None) is not None and self._released is None
         if is_held and is_mine and not sys.is_finalizing():
             self._forgotten()
 
@@ -425,7 +426,7 @@ class BaseLease:
 
     async def _acquire(self, until: float, waits: bool) -> bool:
         """Returns whether the grant came in time, or too late. Raises if there is none."""
-        locks, proposal = self.locks, ""
+        locks, proposal, is_unsure = self.locks, "", False
         failure: Exception | None = errors.TimeoutError("the server has not answered")
         if waits:
             channel = locks._channel if locks._is_subscribed.is_set() else ""
@@ -441,7 +442,13 @@ class BaseLease:
                     limit = min(until - sent, max(self.ttl / 4, POLL))
                     answer = await self._call(limit, self._verb, *words, *self._queue)
                 except Exception as error:
+                    # A refusal says that nothing was done: the call sent releases, each of which
+                    # was refused as well, for a whole TTL. An error that passes may answer a
+                    # request that redis-py has repeated, as any error with a cluster's client.
+                    is_refusal = isinstance(error, errors.ResponseError) and not locks._is_cluster
+                    is_unsure |= is_transient(error) or not is_refusal
                     if not waits or not is_transient(error):
+                        self._may_hold = is_unsure or bool(self._queued_at)
                         raise
                     # One that the time limit cuts short says nothing new: a poll in the last moment
                     # reported a lock in use as an outage. Without the traceback, which has this

@@ -125,12 +125,15 @@ class Locks(BaseLocks[Acquire]):
 
     def _drop_idle(self) -> None:
         """Disconnects idle connections: where one has fallen silent, the others may have."""
-        if not self._is_cluster:
-            self._start(self.client.connection_pool.disconnect(inuse_connections=False))
-            return
-        for node in self.client.get_nodes():
-            with contextlib.suppress(AttributeError):  # before redis-py 8
-                self._start(node.disconnect_free_connections())
+        if self._is_cluster:
+            idle = [free for node in self.client.get_nodes() for free in node._free]
+        else:
+            idle = list(self.client.connection_pool._available_connections)
+        # redis-py's own methods do it in a later turn of the loop: by then, commands of the user
+        # ran on some of them, and failed.
+        for connection in idle:
+            with contextlib.suppress(StopIteration):
+                connection.disconnect(nowait=True).send(None)
 
 
 class Lease(BaseLease):
