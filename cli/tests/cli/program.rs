@@ -2,12 +2,14 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 
-use crate::support::{Server, eventually, soon};
+use crate::support::{Server, Stopwatch, eventually, soon};
 
 /// How a program ended.
 #[derive(Debug)]
@@ -167,16 +169,24 @@ pub async fn is_reaped(pid: Pid) {
     eventually("a process is reaped", || async { !std::path::Path::new(&proc).exists() }).await;
 }
 
-/// Waits until processes have ended, before the lock `job` is free.
+/// Waits until processes have ended, before the lock `job` is free. A machine that stands still
+/// meanwhile may delay their end by as long.
 pub async fn end_while_held(server: &Server, processes: &[Pid]) {
+    let (watch, free_since) = (Stopwatch::start(), OnceLock::new());
     eventually("the processes have ended", || async {
         // First the lock: processes that end between both questions may leave it free.
         let is_held = server.run::<bool>(&["EXISTS", "lock:job"]).await;
         let are_over = !processes.iter().any(|process| is_alive(*process));
-        assert!(is_held || are_over, "the lock is free before");
+        if !is_held && !are_over {
+            free_since.get_or_init(Instant::now);
+        }
         are_over
     })
     .await;
+    let late = free_since.get().map_or(Duration::ZERO, Instant::elapsed);
+    let watch = watch.stop();
+    let stalls = watch.elapsed() - watch.undisturbed();
+    assert!(late <= stalls, "the lock was free for {late:?} before, and {stalls:?} were stalls");
 }
 
 /// When the lease of the lock `job` ends, by the server's clock, in milliseconds. A script reads
