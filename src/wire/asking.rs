@@ -124,7 +124,7 @@ impl Nodes {
         loop {
             let tally = votes.tally();
             let pending = among.without(tally.replied()).without(tally.failed);
-            if let WaitFor::Majority(_) = wait_for {
+            if let WaitFor::Majority(least) = wait_for {
                 if self.deployment.is_majority(tally.positive) {
                     break;
                 }
@@ -132,9 +132,10 @@ impl Nodes {
                 // node's time limit.
                 let may_grant = self.deployment.is_majority(tally.positive.union(pending));
                 if self.deployment.is_majority(tally.replied()) && !is_refused {
-                    // Also if they could grant it: each of two clients that have one node would
-                    // wait for the third one, which hangs, and release its own at the same moment.
-                    if self.are_failing(pending, call) {
+                    // An acquire waits for none, even if it could be granted: each of two clients
+                    // that have one node would wait for the third one, which hangs, and release its
+                    // own at the same moment.
+                    if self.are_failing(pending, call) && (!may_grant || least == 0) {
                         break;
                     }
                     if !may_grant {

@@ -134,6 +134,8 @@ async fn quorum_repair_that_a_node_refuses_leaves_no_mark() {
         losing.cmd("CONFIG").arg(&["SET", "min-replicas-to-write", "1"]);
         losing.exec_async(&mut quorum.servers[0].connection().await).await.unwrap();
         eventually("a repair is refused", async || refusals().await > 0).await;
+        // The client knows it, too: replies come in order.
+        client.mutex("other").unwrap().inspect().await.unwrap();
         guard.release().await.unwrap();
         let queue = format!("{{{}}}:waiters", lock.key());
         assert_eq!(quorum.having(0b110, &queue).await, 0, "{kind:?}: there is a mark");
