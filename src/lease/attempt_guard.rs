@@ -138,7 +138,7 @@ impl AttemptGuard {
         if nodes.is_empty() || !self.client.nodes.deployment.is_majority(self.granted) {
             return;
         }
-        // It may still wait on the others. What one of them grants it there, nobody would release.
+        // It may still wait on the others: no release would follow what one of them grants it.
         if let Some(entry) = self.entry.take() {
             let (attempt, entry) = (Arc::clone(&self.attempt), Some(entry));
             let (has_lease, is_final) = (false, true);

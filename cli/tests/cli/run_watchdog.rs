@@ -94,7 +94,7 @@ async fn command_ends_before_its_lease_although_no_watchdog_starts() {
     let server = Server::start().await;
     let script = "trap '' TERM; echo in; while :; do date +%s%N; sleep 0.02; done";
     let words = ["run", "--ttl", "6s", "--grace", "1s", "job", "--", "sh", "-c", script];
-    // A copy of the program, whose file can be executed no more once the command runs.
+    // Once the command runs, this copy of the program loses the right to be executed.
     let directory = tempfile::tempdir().unwrap();
     let copy = directory.path().join("redlatch");
     let start = "cp \"$3\" \"$0\"; shift 3; exec env --default-signal \"$0\" \"$@\"";

@@ -102,7 +102,7 @@ async fn cluster_release_grants_to_the_waiter_while_its_slot_moves() {
     for Contention { guard, waiting, lock, .. } in contended {
         let token = guard.token();
         let outcome = soon("it is released", guard.release()).await;
-        // A release whose reply is late is sent again, and then finds the waiter's hold.
+        // If its reply is late, it is sent again: the waiter has the lock by then.
         assert!(matches!(outcome, Ok(()) | Err(Error::Unconfirmed { .. })), "{lock:?}: {outcome:?}");
         let held = deployment.run_at::<u64>(lock.key(), &["EXISTS", lock.key()]).await;
         assert_eq!(held, [1], "{lock:?} is not the waiter's");

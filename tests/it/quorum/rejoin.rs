@@ -10,7 +10,7 @@ use crate::support::{Kind, eventually, soon};
 const TTL: Duration = Duration::from_millis(800);
 const NODE: &str = "lock:{}node";
 
-/// The node timeout of clients whose nodes are killed, but do not hang: no request times out.
+/// A node timeout that no request reaches: killed nodes refuse connections at once.
 const PATIENT: Duration = Duration::from_secs(10);
 
 fn guarded() -> Options {

@@ -58,8 +58,8 @@ async fn quorum_release_of_a_reader_does_not_wait_for_a_node_that_hangs() {
     quorum.finish().await;
 }
 
-/// A client is granted a lock by two nodes, and waits on the third one. Once it has handed the hold
-/// over, its place there must not be granted to nobody.
+/// A client is granted a lock by two nodes, and waits on the third one. Once it has handed over the
+/// hold, the third node must not grant the lock to its attempt, which has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_ticket_leaves_no_place_on_a_node_that_had_not_granted_it() {
     let quorum = Quorum::start(3).await;

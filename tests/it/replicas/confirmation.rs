@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(6);
 /// For how long a grant waits for replicas while the test acts.
 const WAIT: Duration = Duration::from_secs(3);
 
-/// Options of clients whose node timeout is longer than that.
+/// With a node timeout that is longer than [`WAIT`].
 fn waits_long() -> Options {
     notified_only().node_timeout(WAIT * 4 / 3).replicas(1, WAIT)
 }

@@ -106,7 +106,7 @@ impl Contention {
     pub async fn grant_to_waiter(self, servers: &impl Oracle) -> Stopwatch {
         let (token, start) = (self.guard.lease().fencing_token(), Stopwatch::start());
         let outcome = self.guard.release().await;
-        // A release whose reply is late is sent again, and then finds the waiter's hold.
+        // If its reply is late, it is sent again: the waiter has the lock by then.
         assert!(matches!(outcome, Ok(()) | Err(Error::Unconfirmed { .. })), "{outcome:?}");
         let next = soon("the waiter is granted the lock", self.waiting).await.unwrap().unwrap();
         let took = start.stop();
