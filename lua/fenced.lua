@@ -5,7 +5,7 @@
 --
 --   EVALSHA sha1 2  value token   token value
 --
---   value  key: string, the value; a write removes its TTL
+--   value  key: string, the value; a write removes its TTL, and what the key holds of another type
 --   token  key: string, the largest fencing token that has written; without a TTL, in the slot of
 --          the value
 --   token  1 to 2^53 - 1: the fencing token of the writer
@@ -24,7 +24,7 @@ end
 if not value then return {err = 'ERR there is no value to write'} end
 local largest = redis.call('GET', KEYS[2]) or '0'
 if not string.find(largest, '^%d+$') or tonumber(largest) >= 2^53 then
-  return {err = 'ERR the second key does not hold a token'}
+  return {err = 'ERR the key ' .. KEYS[2] .. ' does not hold a token'}
 end
 if tonumber(token) < tonumber(largest) then return 0 end
 redis.call('SET', KEYS[2], token)

@@ -1,7 +1,8 @@
 -- redlatch, wire version 1: the mutex. Licence: MIT OR Apache-2.0.
 --
 -- A lock that one attempt holds at a time, for a lease. Clients that find it in use may queue: a
--- release grants it to the next waiter, and notifies it. Each lock has three keys:
+-- release grants it to the next waiter, and notifies it. README.md says what a client does with the
+-- answers. Each lock has three keys:
 --
 --   lock     lock:backup              string: the attempt that holds the lock; its TTL is the lease
 --   waiters  {lock:backup}:waiters    sorted set of the waiters, and of marks, by score:
@@ -34,18 +35,20 @@
 --   queued_at     1 to 2^52 - 1: the waiter's place, when it was first answered busy; default: now
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or 0 if
---                 none was: the counter goes back to it. Empty after the answer 0; never 0
---                 for a successor
+--                 none was: the counter goes back to it. Empty if acquire answered 0; never
+--                 0 for a successor
 --   ttl_ms        1 to 9999999999, counted from now
---   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
---                 than this, unless a release grants it; default: no token. In a release, the token
---                 of the next waiter is larger; default: 0, also for one too large or malformed
+--   min_token     below 2^52, at most a day ahead of the clock in microseconds, and usually that
+--                 clock: the token is larger than this, unless a release grants it; default: no
+--                 token. In each release: the token of the next waiter is larger; default: 0, also
+--                 for one too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; a waiter that did not poll for so long is dead; default: do
 --                 not queue. In a release: also leave the queue, with the channel and tokens of
 --                 acquire
---   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
---                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
+--   channel       where to publish "attempt token microsecond lock" for the waiter: up to 256
+--                 bytes, no space, ends in "wake:" and 32 hexadecimal digits, and "~" in a cluster,
+--                 which does not count all subscribers; default: the waiter polls
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
 --   tokens        1 to 1000: how many tokens to reserve, with min_token or proposal; default: 1. In
@@ -57,16 +60,17 @@
 --   remember      1: refuse the attempt from now on, and repeat this answer, for a minute (of one
 --                 lock, for the newest 19,000 attempts). If it may be queued, with claim_ms
 --   force         1: revoke the lock from any holder; attempt is new for the call; implies remember
---   only_from     with force, up to 256 bytes: an attempt; only if it holds the lock
---   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
---                 refused. Not if successor was ended. Default: the hold stays with its attempt
+--   only_from     with force, up to 256 bytes: an attempt, or what else holds the lock
+--   successor     up to 128 bytes, no space, never queued: the attempt that has the hold from now
+--                 on; attempt is refused. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the hold, the lock
 --                 stays held for so long, by "kept-" and the attempt, which clients must not send
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A second delivery
 --                           grants nothing more; it gets the same token, or after the loss of
---                           the counter a larger one
---            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
+--                           the counter a larger one, and the lease begins anew
+--            {pttl, time}   in use: poll again in pttl ms at most, and if queued within claim_ms;
+--                           the clock in microseconds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --   renew    time           held for at least ttl_ms from now
 --            0              lost: expired, released, or another attempt's. With successor, a second
@@ -74,7 +78,8 @@
 --   release  1              released, or revoked: granted to the next waiter, or free; or held for
 --                           keep_ms
 --            0              the attempt held nothing. A second delivery changes nothing
---   inspect  {1, token, waiters, time}, and if it is held: attempt, 1 (hold), pttl. token is a text
+--   inspect  {1, token, waiters, time}, and if it is held: attempt, 1 (hold), pttl (-1:
+--                           none). token is a text
 --            {-2, '0', 0, time}
 --   any      -1             acquire, renew with successor: refused, the attempt was ended, or
 --                           comes too late
@@ -681,7 +686,8 @@ end
 if node and (verb == 'acquire' or successor) then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
-  if not string.find(numbers, '^%d+ %d+ %d+$') then
+  if not string.find(numbers, '^%d+ %d+ %d+$')
+    or math.max(known[2] or 0, known[3] or 0, known[4] or 0) >= 2^53 then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.admission = known

@@ -36,7 +36,8 @@ local node, clock = KEYS[1], redis.call('TIME')
 local time = clock[1] * 1000000 + clock[2]
 local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl', 'ticket')
 local least, high, longest = known[2] or '0', known[3] or '0', known[4] or '0'
-if not string.find(least .. ' ' .. high .. ' ' .. longest, '^%d+ %d+ %d+$') then
+if not string.find(least .. ' ' .. high .. ' ' .. longest, '^%d+ %d+ %d+$')
+  or math.max(least, high, longest) >= 2^53 then
   return {err = 'ERR the admission of the node is spoilt'}
 end
 if ARGV[1] == 'survey' then

@@ -2,7 +2,8 @@
 --
 -- A lock that one owner holds at a time, for a lease, and may hold several times: each hold has an
 -- attempt of its own. Clients that find it in use may queue: a release of the last hold grants it
--- to the next waiter, and notifies it. Each lock has three keys:
+-- to the next waiter, and notifies it. README.md says what a client does with the answers. Each
+-- lock has three keys:
 --
 --   lock     lock:backup              hash; its TTL is the longest lease of the holds:
 --                                       mode        reentrant <token>
@@ -44,17 +45,19 @@
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or if the
 --                 owner is the attempt, 0 for none: the counter goes back to it if this was the
---                 last hold. Empty after the answer 0; never 0 for a successor
+--                 last hold. Empty if acquire answered 0; never 0 for a successor
 --   ttl_ms        1 to 9999999999, counted from now
---   min_token     below 2^52, at most a day ahead of the clock in microseconds: the token is larger
---                 than this, unless a release grants it; default: no token. In a release, the token
---                 of the next waiter is larger; default: 0, also for one too large or malformed
+--   min_token     below 2^52, at most a day ahead of the clock in microseconds, and usually that
+--                 clock: the token is larger than this, unless a release grants it; default: no
+--                 token. In each release: the token of the next waiter is larger; default: 0, also
+--                 for one too large or malformed
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; a waiter that did not poll for so long is dead; default: do
 --                 not queue. In a release: also leave the queue, with the channel, max_depth and
 --                 tokens of acquire
---   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
---                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
+--   channel       where to publish "attempt token microsecond lock" for the waiter: up to 256
+--                 bytes, no space, ends in "wake:" and 32 hexadecimal digits, and "~" in a cluster,
+--                 which does not count all subscribers; default: the waiter polls
 --   max_depth     1 to 1024: how many holds the owner may have; default: 255
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
@@ -68,15 +71,16 @@
 --                 lock, for the newest 19,000 attempts). If it may be queued, with claim_ms
 --   force         1: revoke all holds of any owner; attempt is new for the call; implies remember
 --   only_from     with force, an owner: only if it holds the lock
---   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
---                 refused. Not if successor was ended. Default: the hold stays with its attempt
+--   successor     up to 128 bytes, no space, never queued: the attempt that has the hold from now
+--                 on; attempt is refused. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the last hold, the lock
 --                 stays held for so long, by "kept-" and the attempt, which clients must not send
 --
 --   acquire  token          granted: the first of its tokens; 0: without a token. A nested hold has
 --                           the token of the lock, and the TTL becomes the longer one. A second
---                           delivery gets the same, and grants nothing more
---            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
+--                           delivery gets the same, and grants nothing more; its lease begins anew
+--            {pttl, time}   in use: poll again in pttl ms at most, and if queued within claim_ms;
+--                           the clock in microseconds
 --            -4             refused: the owner has max_depth holds
 --            {-8, highest}  quorum: refused, this accepted token is not smaller than the proposal
 --   renew    time           held for at least ttl_ms from now
@@ -86,7 +90,8 @@
 --                           granted to the next waiter, or free; or held for keep_ms
 --            n              force: all n holds of the owner were revoked
 --            0              the attempt held nothing. A second delivery changes nothing
---   inspect  {1, token, waiters, time}, and if it is held: owner, holds, pttl. token is a text
+--   inspect  {1, token, waiters, time}, and if it is held: owner, holds, pttl (-1:
+--                           none). token is a text
 --            {-2, '0', 0, time}
 --   any      -1             acquire, renew with successor: refused, the attempt was ended, or
 --                           comes too late
@@ -679,10 +684,10 @@ local function count_revoked(lock, revoke_from)
     elseif string.byte(fields[at]) == 58 then
       ours = ours + 1
     else
-      count, holder = tonumber(fields[at + 1]) or 0, fields[at]
+      count, holder = up_to(2^53 - 1, fields[at + 1]) or 2^53, fields[at]
     end
   end
-  if not is_ours or count > ours then return -2, false end
+  if not is_ours or count > ours then return -2, false end -- more: Redisson's, or spoilt
   if revoke_from ~= '' and holder ~= revoke_from then return 0, false end
   return count, true
 end
@@ -827,7 +832,7 @@ local function inspect(lock, queue, fence, call)
   for at = 1, #fields, 2 do
     if fields[at] ~= 'mode' and string.byte(fields[at]) ~= 58 then
       found[#found + 1] = fields[at]
-      found[#found + 1] = tonumber(fields[at + 1]) or 0
+      found[#found + 1] = up_to(2^53 - 1, fields[at + 1]) or 0
       found[#found + 1] = redis.call('PTTL', lock)
     end
   end
@@ -891,7 +896,8 @@ end
 if node and (verb == 'acquire' or successor) then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
-  if not string.find(numbers, '^%d+ %d+ %d+$') then
+  if not string.find(numbers, '^%d+ %d+ %d+$')
+    or math.max(known[2] or 0, known[3] or 0, known[4] or 0) >= 2^53 then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.admission = known

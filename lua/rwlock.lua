@@ -1,7 +1,8 @@
 -- redlatch, wire version 1: the read-write lock. Licence: MIT OR Apache-2.0.
 --
 -- Many owners read, or one writes. Readers and writers that find the lock in use may queue: a
--- release grants it to the next of them, and notifies these. Each lock has three keys:
+-- release grants it to the next of them, and notifies these. README.md says what a client does with
+-- the answers. Each lock has three keys:
 --
 --   lock     lock:backup              hash; its TTL outlasts every hold. The only hold is
 --                                       mode    sole read <owner> <attempt>, or
@@ -65,18 +66,20 @@
 --   proposal      quorum: the token to accept, 1 to a day ahead of the clock in microseconds
 --   last_token    0 to 2^53 - 1: of several tokens that were reserved, the last one used, or if the
 --                 owner is the attempt, 0 for none: the counter goes back to it if this was the
---                 owner's last hold. Empty after the answer 0; never 0 for a successor
+--                 owner's last hold. Empty if write answered 0; never 0 for a successor
 --   ttl_ms        1 to 9999999999, counted from now
---   min_token     below 2^52: the token of a writer is larger than this, that of a reader is at
---                 least this, unless a release grants it; default: no token. In a release or
---                 downgrade, the token of the next waiter is larger; default: 0, also for one more
---                 than a day ahead of the clock; in a release also for one malformed or too large
+--   min_token     below 2^52, usually the clock in microseconds: the token of a writer is larger
+--                 than this, that of a reader is at least this, unless a release grants it;
+--                 default: no token. In each release or downgrade: the token of the next waiter is
+--                 larger; default: 0, also for one more than a day ahead of the clock; in a release
+--                 also for one malformed or too large
 --   claim_ms      1 to 60000: queue if the lock is in use, and keep it so long for the waiter that
 --                 it is granted to; a waiter that did not poll for so long is dead; default: do
 --                 not queue. In a release: also leave the queue, with the channel, max_depth and
 --                 tokens of read or write
---   channel       where to publish "attempt token microsecond lock" for the waiter: ends in
---                 "wake:" and 32 hexadecimal digits, or those and "~"; default: the waiter polls
+--   channel       where to publish "attempt token microsecond lock" for the waiter: up to 256
+--                 bytes, no space, ends in "wake:" and 32 hexadecimal digits, and "~" in a cluster,
+--                 which does not count all subscribers; default: the waiter polls
 --   max_depth     1 to 1024: how many holds the owner may have on this side; default: 255
 --   grant_before  refuse the attempts from this microsecond on; default: never
 --   token_ttl_ms  1 to 9999999999: how long a new counter is kept; default: 3600000
@@ -93,16 +96,17 @@
 --   force         "read" or "write": revoke the holds of all readers, or of the writer; attempt is
 --                 new for the call; implies remember
 --   only_from     with force, an owner: revoke only its holds
---   successor     up to 128 bytes, no space: the attempt that has the hold from now on; attempt is
---                 refused. Not if successor was ended. Default: the hold stays with its attempt
+--   successor     up to 128 bytes, no space, never queued: the attempt that has the hold from now
+--                 on; attempt is refused. Default: the hold stays with its attempt
 --   keep_ms       1 to 9999999999, not with force: if this ends the owner's only hold, it
 --                 stays for so long, of "kept-" and the attempt, which clients must not send
 --
 --   read, write
 --            token          granted: for a writer the first of its tokens; for a reader that of the
 --                           last writer, or a larger one; 0: without a token. A second delivery
---                           grants nothing more
---            {pttl, time}   in use: poll again in pttl ms at most; the clock in microseconds
+--                           grants nothing more; its lease begins anew
+--            {pttl, time}   in use: poll again in pttl ms at most, and if queued within claim_ms;
+--                           the clock in microseconds
 --            -4             refused: the owner has max_depth holds on this side
 --            -6             write: refused, since the owner reads and another reader waits to
 --                           write: each would wait for the other. A place of before stays
@@ -114,7 +118,8 @@
 --                           delivery is answered as the first one
 --   release  1 + n          released, or held for keep_ms; the owner has n holds left. Waiters that
 --                           may enter are admitted; of an owner that waits to read and to write,
---                           one, and the other at its next poll
+--                           one, and the other at its next poll. After a reader that has expired,
+--                           a writer is admitted by its next poll
 --            0              the attempt held nothing. A second delivery changes nothing
 --            n              force: so many readers, or holds of the writer, were revoked
 --   downgrade
@@ -144,7 +149,8 @@
 -- write. Others read if no other owner writes or waits to write, and write if no other holds the
 -- lock. The two sides take turns: a writer that waits keeps new readers out (writer_wait_until,
 -- extended by its polls); when a writer leaves, the readers that queued before that are admitted
--- together, before the next writer (writer_left): see admit_waiters.
+-- together, before the next writer (writer_left): see admit_waiters. The release of the last hold
+-- admits them; if a holder has expired, their next poll, or any request that finds the lock free.
 
 -- ------------------------------------------------------------------------------------------ checks
 -- An empty word is the default. The words that all locks share are checked here, those of a lock
@@ -445,7 +451,8 @@ local call = {
 if node and (is_acquire or successor or verb == 'downgrade') then
   local known = redis.call('HMGET', node, 'run', 'min_token', 'high', 'ttl')
   local numbers = (known[2] or '0') .. ' ' .. (known[3] or '0') .. ' ' .. (known[4] or '0')
-  if verb ~= 'downgrade' and not string.find(numbers, '^%d+ %d+ %d+$') then
+  if verb ~= 'downgrade' and (not string.find(numbers, '^%d+ %d+ %d+$')
+    or math.max(known[2] or 0, known[3] or 0, known[4] or 0) >= 2^53) then
     return {err = 'ERR the admission of the node is spoilt'}
   end
   call.node, call.admission = node, known
@@ -807,7 +814,8 @@ local function queue_to_write(lock, busy_ms, call)
   return {busy_ms, call.time}
 end
 
--- Reads the lock, and answers an attempt that must wait since another owner writes.
+-- The beginning of each read and write: reads the lock, and answers an attempt that was ended, or
+-- that must wait since another owner writes.
 local function wait_for_writer(lock, call)
   local problem = read_state(lock, call)
   if problem then return problem end
@@ -1088,8 +1096,9 @@ local function admit_writer(lock, reader, call)
 end
 
 -- Grants the lock, for a claim: to all readers that queued before the last writer left; else to the
--- writer that has waited longest; else to all readers. While readers hold the lock, it is granted
--- to more readers if no writer waits, or to the only reader if it waits to write.
+-- writer that has waited longest; else to all readers. While readers hold the lock (an expired one
+-- counts until other_reader removes it), it is granted to more readers if no writer waits, or to
+-- the only reader if it waits to write.
 --
 -- If there is no token for a waiter that may enter, lock.no_token says why: a release still frees
 -- the lock, but no other attempt may be granted it before the waiter.

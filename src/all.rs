@@ -1,7 +1,6 @@
-//! [`All`]: several locks that are acquired together.
+//! [`All`]: several locks that are acquired together. [`Member`]: one of them, and its side.
 
 mod leases;
-mod member;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,15 +12,58 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::error::{Context, Error, MembersError};
-use crate::lease::{Client, Hold, acquire, out_of_time, release_after, send_together, try_all};
+use crate::lease::{Client, Hold, LockRequest, acquire, out_of_time, release_after, send_together, try_all};
+use crate::mutex::Mutex;
 use crate::name::Name;
+use crate::reentrant::ReentrantLock;
+use crate::rwlock::RwLock;
 use crate::wire::Together;
 
 pub use leases::Leases;
-pub use member::Member;
 
 /// How many locks may be acquired together: as many as one call of a script may have.
 const MOST: usize = 128;
+
+/// A lock that is acquired together with others, and for a read-write lock its side.
+#[non_exhaustive]
+#[derive(Clone, Debug)]
+pub enum Member {
+    /// A mutex.
+    Mutex(Mutex),
+    /// A re-entrant lock: its owner may hold it already.
+    Reentrant(ReentrantLock),
+    /// A read-write lock, to read.
+    Read(RwLock),
+    /// A read-write lock, to write.
+    Write(RwLock),
+}
+
+impl From<Mutex> for Member {
+    fn from(lock: Mutex) -> Member {
+        Member::Mutex(lock)
+    }
+}
+
+impl From<ReentrantLock> for Member {
+    fn from(lock: ReentrantLock) -> Member {
+        Member::Reentrant(lock)
+    }
+}
+
+impl Member {
+    fn lock(&self) -> &LockRequest {
+        match self {
+            Member::Mutex(lock) => &lock.lock,
+            Member::Reentrant(lock) => &lock.lock,
+            Member::Read(lock) => &lock.read,
+            Member::Write(lock) => &lock.write,
+        }
+    }
+
+    fn name(&self) -> &Name {
+        &self.lock().name
+    }
+}
 
 /// Several locks of any kinds that are acquired together: see [`Locks::all`](crate::Locks::all).
 ///
@@ -307,21 +349,18 @@ async fn all_of<F: Future<Output = Result<(), Error>>>(
     mut sending: Pin<&mut impl Future<Output = ()>>,
 ) -> F::Output {
     let mut is_sending = true;
-    let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
-    let mut outcomes: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    let mut running: Vec<(_, Option<F::Output>)> = futures.map(|future| (Box::pin(future), None)).collect();
     poll_fn(|context| {
-        for (future, outcome) in
-            running.iter_mut().zip(&mut outcomes).filter(|(_, outcome)| outcome.is_none())
-        {
+        for (future, outcome) in running.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
             if let Poll::Ready(ended) = future.as_mut().poll(context) {
                 *outcome = Some(ended);
             }
         }
         is_sending = is_sending && sending.as_mut().poll(context).is_pending();
-        if outcomes.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        if running.iter().all(|(_, outcome)| outcome.is_some()) { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    outcomes.into_iter().flatten().collect()
+    running.into_iter().filter_map(|(_, outcome)| outcome).collect()
 }
 
 impl fmt::Debug for All {

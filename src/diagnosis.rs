@@ -180,13 +180,17 @@ pub(crate) fn clock(ahead: Option<i64>) -> Verdict {
     }
 }
 
+/// What helps where a right is missing.
+pub(crate) const GRANT_RIGHTS: &str =
+    "grant the user the rights listed in the guide at docs.rs/redlatch, page rights";
+
 pub(crate) fn unusable(why: &str) -> Verdict {
     // What the server says; the first that fits.
     const REMEDIES: [(&str, &str); 6] = [
         ("max number of clients", "raise maxclients, or look for a program that leaves connections open"),
         ("protected mode", "set a password, and bind the server to the addresses that clients use"),
         ("its URL must begin with", "change the URL"),
-        ("NoPerm", "grant the user the rights listed in the guide, page rights"),
+        ("NoPerm", GRANT_RIGHTS),
         ("unknown command", "name the server as what it is: a sentinel in sentinel, a master elsewhere"),
         ("cluster support disabled", "name it in server, not in cluster"),
     ];

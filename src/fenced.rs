@@ -16,7 +16,8 @@ pub const SCRIPT: &str = include_str!("../lua/fenced.lua");
 ///
 /// **What it does not**: refuse a late write before the successor has written. Write something
 /// under the token first, and then read what you will change: see [fencing](crate::guide::fencing).
-/// Nor does it refuse an earlier write of the same token, or keep a time to live of `key`.
+/// Nor does it refuse an earlier write of the same token, or keep a time to live of `key`, or what
+/// `key` holds of another type.
 ///
 /// The words come in the order of the script, as in every language. Several keys may have one
 /// `token_key`, which must neither expire nor be evicted: it has no time to live. In a cluster, all

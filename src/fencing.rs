@@ -25,8 +25,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// A further hold of the same owner has the same token, with two exceptions. In these it has a
 /// larger token, and the resource refuses the first one from then on:
-/// - a hold to write inside one that is older than
-///   [`Options::token_ttl`](crate::Options::token_ttl);
+/// - a hold to write inside one to read;
 /// - a quorum in which no majority of the nodes knows the first token any more.
 ///
 /// **What it does not**: promise consecutive numbers. After a restart, an expiry of the counter

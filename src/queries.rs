@@ -88,10 +88,8 @@ impl LockRequest {
         let call = Arc::new(self.kind.inspect(&self.name).read_only().shared(owner));
         let (nodes, context) = (&self.client.nodes, self.client.context(Operation::Inspect, &self.name));
         let in_flight = Arc::default();
-        let asking = pin!(nodes.ask(&call, nodes.all_nodes(), &in_flight, WaitFor::All));
-        let Some(votes) = self.client.with_runtime(asking).await else {
-            return Err(Error::RuntimeEnded { context });
-        };
+        let asking = pin!(async { Ok(nodes.ask(&call, nodes.all_nodes(), &in_flight, WaitFor::All).await) });
+        let votes = self.client.run(asking, || context.clone()).await?;
         // The call writes nothing, so a lost reply is not indeterminate.
         let error = |failure: Failure| self.client.error(failure.of_other_request(), context.clone());
         let (mut views, mut refusal) = (Vec::new(), None);
@@ -128,17 +126,17 @@ impl LockRequest {
     /// Revokes the lock, from one holder only if it is named as the server knows it.
     pub(crate) async fn force_release(&self, holder: Option<&str>) -> Result<bool, Error> {
         let attempt = LockRequest { owner: None, ..self.clone() }.attempt();
-        let context = self.client.context(Operation::ForceRelease, &self.name);
+        let context = || self.client.context(Operation::ForceRelease, &self.name);
         let call = attempt.force(holder);
         let _revoked = Revoked(self);
-        let deciding = pin!(decide(&self.client, &attempt, &call, false));
-        let Some(decision) = self.client.with_runtime(deciding).await else {
-            return Err(Error::RuntimeEnded { context });
-        };
-        let decision = decision.map_err(|failure| self.client.error(failure, context.clone()))?;
+        let deciding = pin!(async {
+            let decided = decide(&self.client, &attempt, &call, false).await;
+            decided.map_err(|failure| self.client.error(failure, context()))
+        });
+        let decision = self.client.run(deciding, context).await?;
         match decision.answer {
             Answer::Final(revoked @ 0..) => Ok(revoked > 0),
-            _ => Err(self.client.refusal(&attempt, &decision.reply, context)),
+            _ => Err(self.client.refusal(&attempt, &decision.reply, context())),
         }
     }
 

@@ -11,7 +11,7 @@ use axum::{BoxError, Router, response, routing};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use redlatch::deadpool_redis::{Manager, Pool, Runtime};
 use redlatch::redis::{AsyncCommands as _, Client, TlsCertificates};
-use redlatch::{Locks, Options, Owner, OwnerError, fenced};
+use redlatch::{Lease, Locks, Options, Owner, OwnerError, fenced};
 
 const WAIT: Duration = Duration::from_secs(10); // for a lock: less than the client waits
 
@@ -66,14 +66,16 @@ async fn main() -> Result<(), BoxError> {
     Ok(service.locks.close(Duration::from_secs(5)).await?)
 }
 
-/// Returns the next invoice number: no number twice, no gap, over all instances of the service.
+/// Returns the next invoice number: no number twice, over all instances of the service. A request
+/// that fails may leave a gap.
 async fn invoice(service: State<Service>) -> Answer {
     let guard = service.locks.mutex("invoices")?.lock_timeout(WAIT).await?;
     // `while_held` drops the work if the lease is lost: another instance may have the lock then.
-    let number = guard.lease().while_held(add(&service.redis, "invoices", 1)).await??;
+    let lease = guard.lease();
+    let number = lease.while_held(add(&service.redis, lease, "invoices", 1)).await??;
     // Dropping the guard would release it as well, but only `release` reports a lost lease.
     guard.release().await?;
-    Ok(number.to_string())
+    Ok(number)
 }
 
 /// Makes a deposit. A caller in another service that already holds the account's lock sends its
@@ -82,9 +84,10 @@ async fn invoice(service: State<Service>) -> Answer {
 async fn deposit(service: State<Service>, path: Path<(String, i64)>, Caller(owner): Caller) -> Answer {
     let (account, amount) = (format!("account:{}", path.0.0), path.0.1);
     let guard = service.locks.reentrant(&account, &owner)?.lock_timeout(WAIT).await?;
-    let balance = guard.lease().while_held(add(&service.redis, &account, amount)).await??;
+    let lease = guard.lease();
+    let balance = lease.while_held(add(&service.redis, lease, &account, amount)).await??;
     guard.release().await?;
-    Ok(balance.to_string())
+    Ok(balance)
 }
 
 /// The owner that a request names; a new one if it names none. An owner grants the right to enter:
@@ -148,11 +151,19 @@ async fn connect(config: Config) -> Result<Service, BoxError> {
     Ok(Service { locks, redis })
 }
 
-/// Reads a number, then writes the sum: two requests that only a lock keeps together.
-async fn add(redis: &Pool, key: &str, amount: i64) -> Result<i64, BoxError> {
-    let (mut redis, key) = (redis.get().await?, format!("sum:{key}"));
+/// Reads a number, then writes the sum: two requests that only a lock keeps together, and its token
+/// if this instance is paused between them, past its lease.
+async fn add(redis: &Pool, lease: &Lease, name: &str, amount: i64) -> Answer {
+    let token = lease.fencing_token().ok_or("fencing is off")?;
+    let [key, begun, tokens] = ["", ":begun", ":token"].map(|end| format!("{{sum:{name}}}{end}"));
+    let mut redis = redis.get().await?;
+    // Before the number is read: from here on, an earlier instance's late write is refused.
+    if !fenced::set(&mut redis, &begun, &tokens, token, "").await? {
+        return Err(Failure(StatusCode::CONFLICT));
+    }
     let sum = redis.get::<_, Option<i64>>(&key).await?.unwrap_or(0) + amount;
-    Ok(redis.set::<_, _, ()>(&key, sum).await.map(|()| sum)?)
+    let written = fenced::set(&mut redis, &key, &tokens, token, sum).await?;
+    written.then(|| sum.to_string()).ok_or(Failure(StatusCode::CONFLICT))
 }
 
 type Answer = Result<String, Failure>;

@@ -1,4 +1,5 @@
-//! [`ConfigError`]: settings from which no client can be made.
+//! [`ConfigError`]: settings from which no client can be made. [`MembersError`]: locks that cannot
+//! be acquired together.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
@@ -6,6 +7,7 @@ use std::time::Duration;
 use humantime::format_duration as span;
 
 use super::Chain;
+use crate::name::Name;
 
 /// Why a server may not be a node of a quorum.
 #[non_exhaustive]
@@ -217,6 +219,9 @@ fn url_form(cause: &redis::RedisError) -> &'static str {
         return ": it must be like redis://HOST:PORT/, or rediss:// for TLS, without quotes; \
                 write / ? @ # % of a password as %2F %3F %40 %23 %25";
     }
+    if text.contains("can't connect with TLS") {
+        return ": enable the feature `tls` of redlatch";
+    }
     ""
 }
 
@@ -225,4 +230,27 @@ impl fmt::Debug for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Chain(self).fmt(f)
     }
+}
+
+/// Why [`Locks::all`](crate::Locks::all) cannot have these locks together.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MembersError {
+    /// There is no lock.
+    #[error("there is no lock to acquire")]
+    None,
+    /// There are more than 128 locks.
+    #[error("{0} locks are too many to acquire together; at most 128 are allowed")]
+    TooMany(usize),
+    /// A name stands twice: the second hold would wait for the first one, or its lease could not be
+    /// found by its name if the prefixes differ.
+    #[error("{:?} stands twice among the locks to acquire together", .0.as_str())]
+    Twice(Name),
+    /// The lock has [`hold_at_least`](crate::Options::hold_at_least): acquired in vain, since
+    /// another one is busy, it could not be given back.
+    #[error("{:?} has hold_at_least, and is acquired alone", .0.as_str())]
+    HoldAtLeast(Name),
+    /// The lock is of another client.
+    #[error("{:?} is a lock of another client than the one that is to acquire it", .0.as_str())]
+    OtherClient(Name),
 }

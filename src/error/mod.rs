@@ -3,7 +3,6 @@
 
 mod config;
 mod context;
-mod members;
 mod text;
 
 use std::fmt::{self, Display};
@@ -12,9 +11,8 @@ use std::time::Duration;
 use crate::events::LossReason;
 use crate::name::{Name, NameError};
 
-pub use config::{ConfigError, NodeProblem};
+pub use config::{ConfigError, MembersError, NodeProblem};
 pub use context::{Context, Operation};
-pub use members::MembersError;
 pub(crate) use text::{Chain, MAX_NAMES, NO_VOTE, ReasonChain, lacks_unnamed_right};
 
 /// Why a call on a lock did not succeed.
@@ -352,7 +350,7 @@ pub enum NodeAnswer {
 impl NodeAnswer {
     pub(crate) fn failed(error: Error) -> NodeAnswer {
         match &error {
-            Error::Redis { cause, .. } if cause.code().is_none() => NodeAnswer::Silent(error),
+            Error::Redis { cause, .. } if cause.kind() == redis::ErrorKind::Io => NodeAnswer::Silent(error),
             _ => NodeAnswer::Failed(error),
         }
     }

@@ -74,14 +74,20 @@ impl fmt::Display for Reason<'_> {
             Error::TimedOut { limit, was_busy: false, .. } => {
                 write!(f, "no server had replied within {limit:?}")
             }
-            Error::TimedOut { limit, holds_itself: false, .. } => {
-                write!(f, "the lock was not free within {limit:?}")
+            Error::TimedOut { limit, holds_itself, .. } => {
+                if limit.is_zero() {
+                    f.write_str("the lock was not free")?;
+                } else {
+                    write!(f, "the lock was not free within {limit:?}")?;
+                }
+                if *holds_itself {
+                    f.write_str(
+                        ": the task that waits holds it; a nested call needs the owner of the outer one, \
+                         as with reentrant_in_scope or rwlock_in_scope",
+                    )?;
+                }
+                Ok(())
             }
-            Error::TimedOut { limit, holds_itself: true, .. } => write!(
-                f,
-                "the lock was not free within {limit:?}: the task that waits holds it; \
-                 a nested call needs the owner of the outer one"
-            ),
             Error::Lost { reason: None, .. } => {
                 f.write_str("the lease was lost; another client may hold the lock")
             }

@@ -1,17 +1,21 @@
 //! [`AttemptGuard`]: the duty to undo an attempt, from before its first request on. [`Standing`]:
-//! what there is to undo.
+//! what there is to undo. [`acquire_round`]: a request to each node under that duty, and what their
+//! replies amount to.
 
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::attempt::{Attempt, QueueEntry};
 use super::client::Client;
+use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::lock_request::LockRequest;
+use super::reply_tally::{Busy, ProposalOutcome, ReplyTally, TokenProposals};
 use super::schedule::Abandoned;
 use crate::deployment::NodeSet;
 use crate::error::{Context, Error, Operation};
-use crate::wire::{Failure, Votes, WaitFor};
+use crate::wire::{Failure, Reply, Tally, Votes, WaitFor, replies_of};
 
 /// What the nodes may have of an attempt, and so what must be undone when its guard is dropped.
 ///
@@ -53,8 +57,8 @@ pub(super) struct AttemptGuard {
     pub(super) attempt: Arc<Attempt>,
     /// How its requests queue it, if they do. `None` once it has left the queue.
     pub(super) entry: Option<QueueEntry>,
-    /// The nodes that have granted it: all, or a majority.
-    pub(super) granted: NodeSet,
+    /// All nodes have granted it, not only a majority.
+    pub(super) is_unanimous: bool,
     standing: Standing,
 }
 
@@ -62,10 +66,8 @@ impl AttemptGuard {
     pub(super) fn new(request: &LockRequest, tokens: u32) -> AttemptGuard {
         let attempt = request.attempt().reserving(tokens);
         let (client, attempt) = (Arc::clone(&request.client), Arc::new(attempt));
-        // A single server's grant may arrive as a message, of which no round knows.
-        let is_alone = client.nodes.deployment.decides_alone();
-        let granted = if is_alone { client.nodes.all_nodes() } else { NodeSet::default() };
-        AttemptGuard { client, attempt, entry: None, granted, standing: Standing::New }
+        let is_unanimous = client.nodes.deployment.decides_alone();
+        AttemptGuard { client, attempt, entry: None, is_unanimous, standing: Standing::New }
     }
 
     /// To be called before a request is sent: from then on it must be undone.
@@ -85,14 +87,14 @@ impl AttemptGuard {
 
     /// The attempt was granted, by all nodes or by a majority: from now on its lease is renewed.
     pub(super) fn hold(&mut self, lease: &Lease) {
-        let (has_queued, is_unanimous) = (self.has_queued(), self.granted == self.client.nodes.all_nodes());
+        let has_queued = self.has_queued();
         // A granted attempt has left the queue; only a late delivery could queue it again.
-        if is_unanimous && !self.attempt.in_flight.is_indeterminate() {
+        if self.is_unanimous && !self.attempt.in_flight.is_indeterminate() {
             self.entry = None;
         }
         self.attempt.note_token(lease.fencing_token());
         self.attempt.note_held();
-        self.client.keeper.keep(lease, is_unanimous, self.entry.clone());
+        self.client.keeper.keep(lease, self.is_unanimous, self.entry.clone());
         if self.attempt.kind.has_owner {
             self.client.local_queues.announce_grant(&self.attempt.name, &self.attempt.owner());
         }
@@ -128,22 +130,13 @@ impl AttemptGuard {
     pub(super) fn hand_over(&mut self) -> AttemptGuard {
         let (client, attempt) = (Arc::clone(&self.client), Arc::clone(&self.attempt));
         let standing = mem::replace(&mut self.standing, Standing::Left);
-        AttemptGuard { client, attempt, entry: self.entry.take(), granted: self.granted, standing }
+        AttemptGuard { client, attempt, entry: self.entry.take(), is_unanimous: self.is_unanimous, standing }
     }
 
-    /// The hold is meant to stay, until its TTL ends it.
+    /// The hold is meant to stay, until its TTL ends it: on each node that has it, also if it did
+    /// not count that one, and so in each queue.
     pub(super) fn leak(&mut self) {
         self.standing = Standing::Left;
-        let nodes = self.client.nodes.all_nodes().without(self.granted);
-        if nodes.is_empty() || !self.client.nodes.deployment.is_majority(self.granted) {
-            return;
-        }
-        // It may still wait on the others: no release would follow what one of them grants it.
-        if let Some(entry) = self.entry.take() {
-            let (attempt, entry) = (Arc::clone(&self.attempt), Some(entry));
-            let (has_lease, is_final) = (false, true);
-            self.client.keeper.abandon(Abandoned { attempt, has_lease, is_final, entry, nodes });
-        }
     }
 
     /// The operation, lock and server, for errors.
@@ -187,7 +180,7 @@ impl AttemptGuard {
         // What to release, if anything: `true` if requests that arrive later must be refused.
         let is_final = match self.standing {
             Standing::New | Standing::Left => return,
-            Standing::Asked { is_first: true } if is_withdrawn => return,
+            Standing::Asked { is_first: true } if is_withdrawn && !is_unknown => return,
             Standing::Asked { .. } if !is_withdrawn => Some(true),
             Standing::Asked { .. } | Standing::Waiting => {
                 (self.entry.is_some() || is_unknown).then_some(is_unknown)
@@ -207,5 +200,143 @@ impl AttemptGuard {
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
         self.undo();
+    }
+}
+
+/// The outcome of one round.
+pub(super) enum AcquireOutcome {
+    Granted(Lease),
+    Busy {
+        free_in: Duration,
+        /// If there is one clock.
+        clock: Option<GrantClock>,
+    },
+    /// Some nodes granted the lock, but no majority; the others refused, or granted it to other
+    /// attempts.
+    NoMajority {
+        by: NodeSet,
+        /// If other attempts hold a majority: for how much longer, at most.
+        taken_for: Option<Duration>,
+    },
+    /// Granted, but the reply took longer than the lease lasts. The grant is released.
+    Expired,
+    /// A later round may succeed.
+    Failed(Failure),
+    Refused(Error),
+}
+
+/// Sends one request to each node, and another one if the nodes do not agree on a token.
+///
+/// # Cancel safety
+/// Dropped, the attempt is abandoned: what it was granted is released at once.
+pub(super) async fn acquire_round(guard: &mut AttemptGuard) -> AcquireOutcome {
+    let (client, attempt) = (Arc::clone(&guard.client), Arc::clone(&guard.attempt));
+    if client.keeper.has_ended() {
+        return AcquireOutcome::Refused(Error::RuntimeEnded { context: guard.context() });
+    }
+    let (nodes, subscription) = (&client.nodes, client.wakeups.subscription());
+    if let Err(failure) = nodes.open(|| attempt.acquire(None, None)).await {
+        return failed(guard, failure);
+    }
+    let mut proposals = TokenProposals::new(nodes.proposal(), attempt.options.fencing);
+    let mut granted_before = NodeSet::default();
+    loop {
+        let proposed = proposals.proposed();
+        let call = attempt.acquire(guard.entry.as_ref(), proposals.proposal);
+        guard.before_send();
+        let mut votes = nodes.ask(&call, nodes.all_nodes(), &attempt.in_flight, WaitFor::Majority(0)).await;
+        let mut tally = ReplyTally::new(nodes, &attempt, &votes);
+        if tally.is_undecided(proposed) {
+            nodes.wait_for_rest(&mut votes, &call).await;
+            tally = ReplyTally::new(nodes, &attempt, &votes);
+        }
+        let agreement = proposals.record(&tally);
+        guard.record(&votes, tally.has_majority() && agreement != ProposalOutcome::NotGranted);
+        let granted = tally.nodes.positive;
+        match agreement {
+            ProposalOutcome::Again => granted_before = granted_before.union(granted),
+            ProposalOutcome::NotGranted => {
+                // A node may grant one proposal, and fail or refuse at the next.
+                if !granted_before.without(granted).is_empty() {
+                    attempt.in_flight.mark_unknown();
+                }
+                return not_granted(guard, tally, votes, subscription);
+            }
+            ProposalOutcome::Granted(token) => {
+                // The lease counts from when the first granted request was written: the time in the
+                // client's queue does not use it up. A majority granted it, so there is one.
+                let Some(sent) = tally.granted_since else {
+                    return not_granted(guard, tally, votes, subscription);
+                };
+                let Some(lease) = Lease::granted(&attempt, attempt.token(token), sent) else {
+                    guard.abandon();
+                    return AcquireOutcome::Expired;
+                };
+                if proposed == Some(token) {
+                    nodes.accepted(token);
+                }
+                guard.is_unanimous = granted == nodes.all_nodes();
+                return AcquireOutcome::Granted(lease);
+            }
+        }
+    }
+}
+
+fn failed(guard: &AttemptGuard, failure: Failure) -> AcquireOutcome {
+    if failure.is_transient() {
+        AcquireOutcome::Failed(failure)
+    } else {
+        AcquireOutcome::Refused(guard.error(failure))
+    }
+}
+
+fn not_granted(
+    guard: &mut AttemptGuard,
+    tally: ReplyTally,
+    votes: Votes,
+    subscription: Option<u64>,
+) -> AcquireOutcome {
+    let (deployment, majority) = (votes.deployment, votes.deployment.majority());
+    let Tally { positive: by, refused, unexpected, .. } = tally.nodes;
+    let replied = tally.nodes.replied();
+    // Whether without these nodes, the others that replied cannot grant the lock.
+    let is_decided_by =
+        |some: NodeSet| deployment.is_majority(replied) && !deployment.is_majority(replied.without(some));
+    if is_decided_by(unexpected)
+        && let Some((_, reply)) = replies_of(&votes.received, unexpected).next()
+    {
+        // A reply outside the contract may mean anything, including a grant.
+        let error = guard.error(reply.unexpected());
+        guard.abandon();
+        return AcquireOutcome::Refused(error);
+    }
+    let refusal = |(_, reply): (usize, &Reply)| guard.attempt.refusal_in(reply, guard.context());
+    if is_decided_by(refused)
+        && let Some(refusal) = replies_of(&votes.received, refused).find_map(refusal)
+    {
+        if !by.is_empty() {
+            guard.abandon();
+        }
+        return AcquireOutcome::Refused(refusal);
+    }
+    if !deployment.is_majority(replied) {
+        if !by.is_empty() {
+            guard.attempt.in_flight.mark_unknown();
+        }
+        return failed(guard, votes.failure());
+    }
+    // When a majority of the nodes may be free.
+    let mut busy = tally.busy;
+    busy.sort_by_key(|busy| busy.free_in);
+    let free_in = busy.get(majority - 1).or(busy.last()).map(|busy| busy.free_in);
+    match (free_in, busy.first()) {
+        (Some(free_in), Some(Busy { sample, generation, .. })) if by.is_empty() => {
+            if guard.entry.is_some() && votes.deployment.decides_alone() {
+                guard.attempt.note_queued(sample.server);
+            }
+            let clock = GrantClock { sample: *sample, generation: *generation, subscription };
+            AcquireOutcome::Busy { free_in, clock: votes.deployment.has_one_clock.then_some(clock) }
+        }
+        _ => AcquireOutcome::NoMajority { by, taken_for: free_in.filter(|_| busy.len() >= majority) },
     }
 }

@@ -3,16 +3,22 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::attempt::{Attempt, Origin};
-use super::caller::Caller;
 use super::keeper::Keeper;
 use super::local_queue::LocalQueues;
+use super::schedule::UnreleasedHolds;
 use super::shared_poll::SharedPolls;
-use super::turn::Turn;
+use super::turn::{Caller, Turn};
 use crate::error::{ConfigError, Context, Error, Operation};
 use crate::events::Observer;
 use crate::guarded::Guarded;
@@ -206,7 +212,71 @@ impl Client {
     pub(crate) async fn settled(&self) {
         // What a dropped guard has left to tasks that are not polled any more.
         [&self.local_queues, &self.joint_queues].into_iter().for_each(LocalQueues::end_turns);
-        self.keeper.settled().await;
+        self.keeper.until(|schedule| schedule.open_releases.is_empty()).await;
+    }
+}
+
+/// Callers may be on no tokio runtime, as a thread of the standard library or a task of another
+/// executor: the timers of a call then are those of the client's runtime.
+impl Client {
+    /// Runs a call on its caller's runtime if there is one, else on the client's. `None`: the
+    /// caller has none, and the client's has ended. A timer of an ended runtime panics.
+    pub(crate) async fn with_runtime<F: Future>(&self, mut call: Pin<&mut F>) -> Option<F::Output> {
+        poll_fn(|context| {
+            if Handle::try_current().is_ok() {
+                return call.as_mut().poll(context).map(Some);
+            }
+            let _poll = self.keeper.polls.read(); // before the check
+            if self.keeper.has_ended() {
+                return Poll::Ready(None);
+            }
+            let _entered = self.nodes.runtime.enter();
+            call.as_mut().poll(context).map(Some)
+        })
+        .await
+    }
+
+    /// The same, of a call that may fail.
+    pub(crate) async fn run<T>(
+        &self,
+        call: Pin<&mut impl Future<Output = Result<T, Error>>>,
+        context: impl FnOnce() -> Context,
+    ) -> Result<T, Error> {
+        self.with_runtime(call).await.unwrap_or_else(|| Err(Error::RuntimeEnded { context: context() }))
+    }
+}
+
+impl Client {
+    /// Ends all leases and all calls that wait for a lock, and waits for at most `limit` until the
+    /// servers have released them.
+    ///
+    /// # Cancel safety
+    /// All leases have ended once this was polled; dropped, the releases continue in the
+    /// background.
+    pub(crate) async fn close(&self, limit: Duration) -> Result<(), Error> {
+        let keeper = &self.keeper;
+        keeper.end_all();
+        self.local_queues.end_turns();
+        self.joint_queues.end_turns();
+        let waiting = pin!(async { timeout(limit, keeper.all_released()).await.is_ok() });
+        let is_in_time = self.with_runtime(waiting).await.unwrap_or(false);
+        if keeper.has_ended() {
+            return Err(Error::RuntimeEnded {
+                context: self.context_of_nodes(Operation::Close).with_verdict(false, true),
+            });
+        }
+        match keeper.unreleased(is_in_time) {
+            UnreleasedHolds { count: 0, .. } => Ok(()),
+            UnreleasedHolds { count, names } => Err(Error::Unreleased { count, names, limit }),
+        }
+    }
+
+    /// Drops this reference, and waits until what was dropped has been released, or was given up:
+    /// the keeper of a client that others have gives nothing up.
+    pub(crate) async fn into_settled(self: Arc<Client>) {
+        let keeper = Arc::clone(&self.keeper);
+        drop(self);
+        keeper.until(|schedule| schedule.open_releases.is_empty() || keeper.has_ended()).await;
     }
 }
 

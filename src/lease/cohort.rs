@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
-use super::close::OpenCall;
+use super::keeper::OpenCall;
 use super::local_queue::LocalFront;
 use super::lock_request::LockRequest;
 use super::turn::Turn;

@@ -2,8 +2,10 @@
 //! that lease counts.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::attempt_guard::AttemptGuard;
+use super::attempt::Attempt;
+use super::client::Client;
 use super::lease::Lease;
 use super::validity::ClockSample;
 use crate::clock::Moment;
@@ -23,8 +25,13 @@ impl GrantClock {
     /// The lease that a message grants to a queued attempt. `None` unless most of the claim is
     /// certainly left; the next poll then finds the lock granted to this attempt, and gets the
     /// whole TTL.
-    pub(super) fn lease(&self, guard: &AttemptGuard, grant: &AnnouncedGrant) -> Option<Lease> {
-        let AttemptGuard { client, attempt, entry, .. } = guard;
+    pub(super) fn lease(
+        &self,
+        client: &Client,
+        attempt: &Arc<Attempt>,
+        claim: Duration,
+        grant: &AnnouncedGrant,
+    ) -> Option<Lease> {
         if attempt.options.wakeups == Wakeups::Verify {
             return None;
         }
@@ -46,7 +53,7 @@ impl GrantClock {
         }
         let now = Moment::now();
         let granted = sample.earliest(time, attempt.options.drift, now)?;
-        let trusted = attempt.trusted_span(entry.as_ref()?.claim);
+        let trusted = attempt.trusted_span(claim);
         if now.since(granted) > trusted / 2 {
             return None;
         }

@@ -1,17 +1,20 @@
-//! [`Hold`]: what the guard of any kind has.
+//! [`Hold`]: what the guard of any kind has, in its three forms. [`NestedHold`]: the form that
+//! calls of one owner have together; a nested one costs no round trip.
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use super::client::{Client, NestedKey};
 use super::held_work::release_after;
 use super::joint_hold::JointHold;
 use super::kind::Kind;
 use super::lease::Lease;
+use super::lease_end::LeaseEnd;
 use super::lock_request::{LockRequest, shares};
-use super::nested_hold::NestedHold;
-use super::owned_lease::OwnedLease;
-use crate::error::{Error, Operation};
+use super::owned_lease::{OwnedLease, released_after};
+use crate::clock::Moment;
+use crate::error::{Context, Error, Operation};
 use crate::fencing::FencingToken;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -151,4 +154,107 @@ impl Grant for Hold {
             Hold::Nested(_) => None, // its first guard was granted it
         }
     }
+}
+
+impl OwnedLease {
+    /// Ends the lease, and leaves the hold to the attempt that adopts the ticket. Fails if the
+    /// lease has ended before.
+    pub(super) fn into_ticket(self) -> Result<Ticket, IntoTicketError<OwnedLease>> {
+        let (lease, left) = (self.lease().clone(), self.lease().until().since(Moment::now()));
+        let ended = |end| lease.error(Operation::Transfer, end);
+        if let Some(end) = lease.end() {
+            return Err(IntoTicketError::new(self, ended(end)));
+        }
+        match self.leak() {
+            LeaseEnd::Leaked => {}
+            end => return Err(IntoTicketError::new(self, ended(end))),
+        }
+        let attempt = lease.attempt();
+        let owner = attempt.kind.has_owner.then(|| Owner::from_word(&attempt.owner()).ok()).flatten();
+        let spare = |_| attempt.spare_tokens();
+        Ok(Ticket {
+            name: lease.name().as_str().to_owned(),
+            kind: attempt.kind.name.into(),
+            attempt: attempt.text(),
+            owner,
+            token: lease.fencing_token(),
+            spare_tokens: lease.fencing_token().map_or(0, spare),
+            left_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// A hold with one or more guards. The last guard releases it.
+pub(crate) struct NestedHold {
+    hold: OwnedLease,
+    // Dropped after the hold: until then a task may find it, and find that it is lost.
+    _entry: Entry,
+}
+
+struct Entry {
+    client: Arc<Client>,
+    key: NestedKey,
+}
+
+impl NestedHold {
+    /// From now on, other calls of the same owner find this hold.
+    pub(super) fn begin(request: &LockRequest, hold: OwnedLease) -> Arc<NestedHold> {
+        let (client, key) = (Arc::clone(&request.client), key(request));
+        let nested = Arc::new(NestedHold { hold, _entry: Entry { client, key: key.clone() } });
+        let found = Arc::downgrade(&nested);
+        request.client.nested_holds.lock().insert(key, found);
+        nested
+    }
+
+    /// The valid hold that this client has for the same owner, if there is one.
+    pub(super) fn find(request: &LockRequest) -> Result<Option<Arc<NestedHold>>, Error> {
+        let found = request.client.nested_holds.lock().get(&key(request)).and_then(Weak::upgrade);
+        let nested = found.and_then(|found| found.downcast::<NestedHold>().ok());
+        let Some(nested) = nested.filter(|nested| !nested.lease().is_lost()) else { return Ok(None) };
+        // The count includes this one.
+        let depth = u32::try_from(Arc::strong_count(&nested) - 1).unwrap_or(u32::MAX);
+        if depth >= request.options.max_depth {
+            return Err(Error::TooDeep { context: request.context(), depth });
+        }
+        Ok(Some(nested))
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        self.hold.lease()
+    }
+
+    /// The lease of all guards ends.
+    pub(super) fn leak(&self) {
+        self.hold.leak();
+    }
+
+    /// The hold, if it has no other guard.
+    pub(super) fn into_sole(self: Arc<NestedHold>) -> Result<OwnedLease, Arc<NestedHold>> {
+        Arc::try_unwrap(self).map(|NestedHold { hold, _entry }| hold)
+    }
+
+    /// Releases the hold if this was its last guard.
+    pub(super) async fn release(self: Arc<NestedHold>, together: Option<&Together>) -> Result<(), Error> {
+        let lease = self.lease().clone();
+        let end = lease.end();
+        match (Arc::into_inner(self), end) {
+            (Some(NestedHold { hold, _entry }), _) => hold.release(together).await,
+            (None, Some(end)) => released_after(&lease, end, Context::of(Operation::Release, lease.name())),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut holds = self.client.nested_holds.lock();
+        // A newer hold may have taken its place.
+        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {
+            holds.remove(&self.key);
+        }
+    }
+}
+
+fn key(request: &LockRequest) -> NestedKey {
+    (request.name.clone(), request.owner.clone())
 }

@@ -1,5 +1,6 @@
 //! [`Keeper`]: renews the leases of a client and releases what was dropped, batch after batch. Here
-//! is its task; `schedule.rs` makes the next batch, and `renewal.rs` sends it.
+//! is its task, and what a close asks of it; `schedule.rs` makes the next batch, and `renewal.rs`
+//! sends it. [`OpenCall`]: a call that a close waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -11,10 +12,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::attempt::{Attempt, QueueEntry};
-use super::caller::Caller;
 use super::lease::{LONGEST_SLEEP, Lease};
 use super::lease_end::LeaseEnd;
-use super::schedule::{Abandoned, Batch, RENEWALS_PER_TTL, Schedule};
+use super::schedule::{Abandoned, Batch, RENEWALS_PER_TTL, Schedule, UnreleasedHolds};
+use super::turn::Caller;
 use crate::clock::Moment;
 use crate::guarded::{Gate, Guarded};
 use crate::name::Name;
@@ -41,7 +42,7 @@ pub(super) struct Keeper {
     schedule: Guarded<Schedule>,
     /// Wakes its task.
     pub(super) notify: Notify,
-    /// Notified when `settled` or `close` has to check again.
+    /// Notified when `until` has to check again.
     pub(super) settled: Notify,
     pub(super) closing: Closing,
     /// Its task has ended with its runtime: nothing is renewed or released any more. Written under
@@ -120,11 +121,6 @@ impl Keeper {
         // A hold on a minority of the nodes blocks no other attempt.
         let must_await = self.nodes.deployment.is_blocked_by(abandoned.nodes);
         schedule.abandon(abandoned, must_await)
-    }
-
-    /// Waits until everything that was dropped has been released or abandoned.
-    pub(super) async fn settled(&self) {
-        self.until(|schedule| schedule.open_releases.is_empty()).await;
     }
 
     /// Waits until what was dropped of this lock before has been released or abandoned.
@@ -229,6 +225,58 @@ impl Keeper {
     }
 }
 
+impl Keeper {
+    pub(super) fn end_all(&self) {
+        self.schedule().unreleased.get_or_insert_default();
+        // Before the holds are taken: a lease that comes later finds it.
+        let _again = self.closing.begun.set(());
+        let leases: Vec<Lease> = {
+            let mut schedule = self.schedule();
+            let leases: Vec<_> = schedule.leases.iter().cloned().collect();
+            for lease in &leases {
+                // The lease is not trusted any more: only now may its release be sent. Under the
+                // lock: another close, at the same time, must find one or the other.
+                let entry = schedule.remove(lease, LeaseEnd::Closed).and_then(|kept| kept.entry);
+                let is_final = lease.attempt().in_flight.is_indeterminate();
+                let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
+                let has_lease = true;
+                self.abandon_in(&mut schedule, Abandoned { attempt, has_lease, is_final, entry, nodes });
+            }
+            leases
+        };
+        self.notify.notify_one();
+        let reports: Vec<_> = leases.iter().filter_map(Lease::announce).collect();
+        reports.into_iter().for_each(|report| report());
+    }
+
+    /// Waits until no call is open and every pending release has succeeded or was abandoned.
+    pub(super) async fn all_released(&self) {
+        // A call that ends has left what it had to the keeper before, under the schedule's lock.
+        let is_quiet = |schedule: &Schedule| {
+            schedule.open_releases.is_empty() && self.closing.open_calls.lock().is_empty()
+        };
+        self.until(|schedule| is_quiet(schedule) || self.has_ended()).await;
+    }
+
+    /// The releases that failed, and those that are pending unless all are done. A call that begins
+    /// later releases nothing: the lease of its guard has ended.
+    pub(super) fn unreleased(&self, has_released_all: bool) -> UnreleasedHolds {
+        let mut left = UnreleasedHolds::default();
+        if !has_released_all {
+            self.closing.open_calls.lock().iter().for_each(|(_, name)| left.add(name));
+        }
+        let schedule = self.schedule();
+        if !has_released_all {
+            schedule.open_releases.values().for_each(|name| left.add(name));
+        }
+        if let Some(failed) = &schedule.unreleased {
+            failed.names.iter().for_each(|name| left.add(name));
+            left.count += failed.count - failed.names.len();
+        }
+        left
+    }
+}
+
 /// Says what has happened, in a task of its own: a subscriber that blocks would keep the thread on
 /// which the keeper was just notified, and no other thread takes over a task that is next on its
 /// own.
@@ -256,6 +304,35 @@ pub(super) struct Closing {
 impl Closing {
     pub(super) fn has_begun(&self) -> bool {
         self.begun.initialized()
+    }
+}
+
+/// A call that may acquire or release something until this is dropped. What it leaves to the keeper
+/// must be there by then: closing waits for both, and a gap between them would hide a hold.
+pub(super) struct OpenCall {
+    keeper: Arc<Keeper>,
+    place: usize,
+}
+
+impl OpenCall {
+    pub(super) fn new(keeper: &Arc<Keeper>, name: &Name) -> OpenCall {
+        let place = keeper.closing.open_calls.lock().insert(name.clone());
+        OpenCall { keeper: Arc::clone(keeper), place }
+    }
+
+    pub(super) fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let closing = &self.keeper.closing;
+        let name = closing.open_calls.lock().try_remove(self.place);
+        drop(name);
+        if closing.has_begun() {
+            self.keeper.settled.notify_waiters();
+        }
     }
 }
 

@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::attempt::Attempt;
-use super::caller::Caller;
 use super::kind::Kind;
 use super::lease_end::LeaseEnd;
+use super::turn::Caller;
 use super::validity::Deadline;
 use crate::clock::Moment;
 use crate::error::{Context, Error, Operation};
@@ -96,6 +96,17 @@ impl Lease {
         let (caller, deadline) = (Caller::current(), Deadline::new(until));
         let noted = LeaseNotes::default();
         Lease(Arc::new(LeaseInner { attempt, caller, token, counts_from, deadline, of_hold, noted }))
+    }
+
+    /// The lease of a grant, by when its request was sent. `None`: it has ended before the reply
+    /// came.
+    pub(super) fn granted(
+        attempt: &Arc<Attempt>,
+        token: Option<FencingToken>,
+        sent: Moment,
+    ) -> Option<Lease> {
+        let until = sent + attempt.trusted_span(attempt.options.ttl);
+        (Moment::now() < until).then(|| Lease::new(Arc::clone(attempt), token, sent, until, None))
     }
 
     /// The lease of one more member of this hold.

@@ -1,6 +1,5 @@
 //! [`LockRequest`]: what each call of a lock asks of its client.
 
-use std::pin::Pin;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,29 +192,4 @@ pub(super) fn local_turn(options: &Options, owner: Option<&Owner>) -> Duration {
 /// Whether tasks of one client share a hold, by the kind and its options.
 pub(super) fn shares(kind: &Kind, options: &Options, owner: Option<&Owner>) -> bool {
     kind.queue == Queue::Shared && options.allow_joint_holds() && !local_turn(options, owner).is_zero()
-}
-
-/// Runs a call that acquires. When the client is closed, the call is dropped, as its caller may
-/// drop it at any time: that releases what it was granted and leaves the queue.
-///
-/// The caller has an [`OpenCall`], from before this checks whether the client is closed. `close`
-/// works in the reverse order, so one of the two notices the other. An async function stores an
-/// argument twice, so the call, which is large, is borrowed; it is dropped before its `OpenCall`.
-pub(super) async fn unless_closed<T>(
-    request: &LockRequest,
-    operation: Operation,
-    mut call: Pin<&mut impl Future<Output = Result<T, Error>>>,
-) -> Result<T, Error> {
-    let keeper = &request.client.keeper;
-    let context = || request.client.context(operation, &request.name);
-    let outcome = tokio::select! {
-        biased;
-        _begun = keeper.closing.begun.wait() => None,
-        outcome = request.client.run(call.as_mut(), context) => Some(outcome),
-    };
-    match outcome {
-        // A lease that was granted after `close` took all leases is dropped here.
-        Some(outcome) if !keeper.closing.has_begun() => outcome,
-        _ => Err(Error::Closed { context: context() }),
-    }
 }

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::attempt::Attempt;
 use super::attempt_guard::AttemptGuard;
 use super::client::Client;
-use super::close::OpenCall;
 use super::cohort::{Cohort, PassedHold};
+use super::keeper::OpenCall;
 use super::kind::Kind;
 use super::lease::Lease;
 use super::lease_end::LeaseEnd;
@@ -266,7 +266,8 @@ impl OwnedLease {
                 }
                 self.lease = Lease::new(Arc::clone(&attempt), lease.fencing_token(), sent, until, None);
                 convert_stragglers(&client, verb, &attempt, self.lease.clone(), &votes, may_arrive_late);
-                self.guard.granted = votes.tally().positive;
+                // Of a quorum, a majority has replied: the others are repaired soon.
+                self.guard.is_unanimous = client.nodes.deployment.decides_alone();
                 self.guard.hold(&self.lease);
                 if client.keeper.closing.has_begun() {
                     return Err(closed()); // dropped here, it is released

@@ -177,7 +177,10 @@ pub(super) async fn release(
             let may_be = tally.released.union(tally.unknown).union(silent);
             let may_be_released = !tally.unknown.is_empty() && nodes.deployment.is_majority(may_be);
             return match tally.why {
-                Some(why) if may_be_released => Ok(ReleaseOutcome::Unknown(why)),
+                Some(why) if may_be_released => {
+                    release_stragglers(client, attempt, entry.cloned(), silent, None);
+                    Ok(ReleaseOutcome::Unknown(why))
+                }
                 _ => Err(failure.with_effect_if(!tally.unanswered.is_empty())),
             };
         }
@@ -185,8 +188,8 @@ pub(super) async fn release(
     }
 }
 
-/// A node has had no other holder since if its last token is that of this lease, or the last one
-/// that was reserved with it: a hold to read gives none back.
+/// A node has had no other holder since if its last token is that of this lease: what was reserved
+/// beside it has been given back by then.
 async fn check_for_later_holders(
     client: &Client,
     attempt: &Attempt,
@@ -196,10 +199,9 @@ async fn check_for_later_holders(
     let Some(token) = token.filter(|_| !tally.unknown.is_empty()) else { return };
     let call = attempt.inspect();
     let votes = client.nodes.ask(&call, tally.unknown, &Arc::default(), WaitFor::All).await;
-    let own = [token.get(), token.get() + u64::from(attempt.spare_tokens())];
     for (node, outcome) in votes.received {
         let texts = outcome.and_then(|reply| reply.texts()).unwrap_or_default();
-        if texts.get(1).and_then(|last| last.parse().ok()).is_some_and(|last| own.contains(&last)) {
+        if texts.get(1).and_then(|last| last.parse().ok()).is_some_and(|last: u64| last == token.get()) {
             tally.unknown = tally.unknown.without(NodeSet::of([node]));
             tally.released = tally.released.with(node);
         }

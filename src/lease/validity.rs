@@ -60,24 +60,15 @@ impl Deadline {
         self.0.store(PASSED, Ordering::SeqCst);
     }
 
+    /// Whether it has not passed, and what it becomes then, if it changes.
     fn update(&self, change: impl Fn(Moment) -> Option<Moment>) -> bool {
-        let mut current = self.0.load(Ordering::SeqCst);
-        loop {
-            if current == PASSED {
-                return false;
-            }
+        let mut is_alive = false;
+        let _before = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
             let until = Moment::from_nanos(current);
-            let is_alive = Moment::now() < until;
-            let next = match (is_alive, change(until)) {
-                (false, _) => PASSED,
-                (true, None) => return true,
-                (true, Some(next)) => next.as_nanos(),
-            };
-            match self.0.compare_exchange(current, next, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return is_alive,
-                Err(changed) => current = changed,
-            }
-        }
+            is_alive = current != PASSED && Moment::now() < until;
+            if is_alive { change(until).map(Moment::as_nanos) } else { (current != PASSED).then_some(PASSED) }
+        });
+        is_alive
     }
 }
 

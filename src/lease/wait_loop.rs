@@ -1,34 +1,27 @@
-//! The wait loop: how a call waits for its lock in Redis, for every kind.
+//! How a call waits for its lock, for every kind: first behind the other tasks of this client, then
+//! in Redis, where the wait loop asks and sleeps.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::acquire_round::{AcquireOutcome, acquire_round};
-use super::attempt_guard::AttemptGuard;
+use super::attempt_guard::{AcquireOutcome, AttemptGuard, acquire_round};
 use super::grant_clock::GrantClock;
 use super::lease::Lease;
 use super::local_queue::{LocalFront, LockEvent};
-use super::local_wait::{LocalQueueOutcome, wait_in_local_queue};
 use super::lock_request::LockRequest;
-use super::outage_deadline::OutageDeadline;
 use super::owned_lease::OwnedLease;
-use super::poll_budget::PollBudget;
-use super::progress::{Found, Progress};
-use super::waiter::{Waiter, WakeEvent};
+use super::progress::{
+    ContentionBackoff, FIRST_POLL, Found, OutageDeadline, PollBudget, Progress, Waiter, WakeEvent,
+};
 use crate::deployment::NodeSet;
 use crate::error::Error;
 use crate::measure::WakeReason;
 use crate::wire::Failure;
 
-/// Half of the longest first pause after nodes granted a lock to several attempts at a time. The
-/// longest pause doubles with each one, up to 40 ms.
-const CONTENTION_PAUSE: Duration = Duration::from_millis(5);
-
-/// How many more times to try without queueing, after nodes granted the lock to several attempts at
-/// a time.
-const MAX_RETRIES: u32 = 2;
+/// When a task that waits behind others is warned if it waits for itself.
+const WAIT_BEFORE_A_WARNING: Duration = Duration::from_secs(1);
 
 /// After how many polls a task is warned if it waits for itself: after about a second, or if it is
 /// not notified, after four pauses of its own.
@@ -36,28 +29,6 @@ const POLLS_BEFORE_A_WARNING: u32 = 4;
 
 /// A server rounds what is left of a TTL.
 const TTL_ROUNDING: Duration = Duration::from_millis(1);
-
-/// One try, and a few more if several attempts split the nodes so that none has a majority. `None`:
-/// another client holds the lock.
-pub(super) async fn try_once(request: &LockRequest) -> Result<Option<OwnedLease>, Error> {
-    let (mut guard, mut backoff) = (AttemptGuard::new(request, 1), ContentionBackoff::default());
-    loop {
-        match acquire_round(&mut guard).await {
-            AcquireOutcome::Granted(lease) => return Ok(Some(OwnedLease::new(guard, lease))),
-            AcquireOutcome::Busy { .. } => return Ok(None),
-            AcquireOutcome::NoMajority { by, .. } => {
-                if backoff.pauses == MAX_RETRIES || !guard.release_partial_grant(by).await {
-                    guard.abandon();
-                    return Ok(None);
-                }
-                sleep(backoff.pause()).await;
-            }
-            AcquireOutcome::Expired => return Err(request.lost()),
-            AcquireOutcome::Failed(failure) => return Err(guard.error(failure)),
-            AcquireOutcome::Refused(error) => return Err(error),
-        }
-    }
-}
 
 /// Waits in this client, where it receives the hold of another task if that is passed on, and in
 /// Redis.
@@ -79,6 +50,82 @@ pub(super) async fn wait(request: &LockRequest, progress: &mut Progress) -> Resu
     }
     // Boxed: its state is large, and a task that receives a hold does not need it.
     Box::pin(wait_in_redis(request, progress, front)).await
+}
+
+pub(super) enum LocalQueueOutcome {
+    Front(LocalFront),
+    Entered(OwnedLease),
+}
+
+/// Queues behind the other tasks of this client. If its owner holds the lock, a task must not wait
+/// behind tasks that wait for that owner. So it tries once before it waits, and again each time
+/// that its owner is granted the lock.
+pub(super) async fn wait_in_local_queue(
+    request: &LockRequest,
+    progress: &mut Progress,
+) -> Result<LocalQueueOutcome, Error> {
+    let may_enter = request.may_enter();
+    let local_waiter = match request.local_queues().join(&request.name, may_enter) {
+        Ok(turn) => return Ok(LocalQueueOutcome::Front(turn)),
+        Err(local_waiter) => local_waiter,
+    };
+    let (front, mut events) = local_waiter.split();
+    tokio::pin!(front);
+    let outage_deadline = OutageDeadline::new(request, &mut progress.begun);
+    let (mut is_held, mut waits) = (may_enter, false);
+    let warning = sleep(WAIT_BEFORE_A_WARNING);
+    tokio::pin!(warning);
+    let mut has_warned = false;
+    loop {
+        let mut has_failed = false;
+        if is_held {
+            let mut guard = AttemptGuard::new(request, 1);
+            progress.in_flight = Some(Arc::clone(&guard.attempt.in_flight));
+            match Box::pin(acquire_round(&mut guard)).await {
+                AcquireOutcome::Granted(lease) => {
+                    return Ok(LocalQueueOutcome::Entered(OwnedLease::new(guard, lease)));
+                }
+                AcquireOutcome::Refused(error) => return Err(error),
+                AcquireOutcome::NoMajority { .. } => guard.abandon(),
+                AcquireOutcome::Busy { .. } | AcquireOutcome::Expired => {}
+                AcquireOutcome::Failed(failure) => {
+                    (progress.found, has_failed) = (Found::Failed(failure), true);
+                }
+            }
+        }
+        if !has_failed && (is_held || !waits) {
+            progress.found = Found::Busy;
+        }
+        // A nested hold that enters at once has not waited.
+        if !waits {
+            waits = true;
+            progress.woken = WakeReason::Local;
+            progress.wait.begin(&request.name, request.kind.name);
+        }
+        let event = tokio::select! {
+            turn = front.as_mut() => return Ok(LocalQueueOutcome::Front(turn)),
+            // It never fails: this task's queue entry keeps the sender.
+            _ = events.changed() => events.borrow_and_update().clone(),
+            // No event follows before the lock changes hands.
+            () = sleep(FIRST_POLL), if has_failed => {
+                outage_deadline.check()?;
+                continue;
+            }
+            () = warning.as_mut(), if !has_warned => {
+                has_warned = true;
+                request.warn_of_waiting_for_itself();
+                is_held = has_failed; // it would have been tried again soon
+                continue;
+            }
+        };
+        // Tasks in a queue must not wait for the full outage deadline one after the other.
+        if matches!(event, LockEvent::Failing) {
+            progress.found = Found::Nothing;
+            outage_deadline.check()?;
+        }
+        let is_own = |by: &str| request.owner.as_ref().is_some_and(|own| *own.0 == *by);
+        is_held = matches!(event, LockEvent::HeldBy(by) if is_own(&by));
+    }
 }
 
 /// Waits in Redis, at the front of the local queue if the kind has one.
@@ -267,35 +314,5 @@ impl Wait<'_> {
             client.local_queues.announce(name, LockEvent::HeldBy(owner));
             self.announced = ends;
         }
-    }
-}
-
-/// Back-off of an attempt that some nodes granted the lock but not a majority, since other attempts
-/// have the rest.
-#[derive(Default)]
-struct ContentionBackoff {
-    rounds: usize,
-    pauses: u32,
-}
-
-impl ContentionBackoff {
-    /// Whether to release the partial grant, so that those nodes grant the lock to their next
-    /// waiter. The more nodes an attempt has, the longer it keeps them. A has two of four nodes, B
-    /// and C have one each: if all three released at the same moment, they could take turns for
-    /// ever, each node at another point of its queue.
-    fn releases_partial_grant(&mut self, by: NodeSet) -> bool {
-        self.rounds += 1;
-        let is_due = !by.is_empty() && self.rounds >= by.len().pow(2) * 2 - 1;
-        if is_due {
-            self.rounds = 0;
-        }
-        is_due
-    }
-
-    /// A random pause, so that the same attempts do not collide again.
-    fn pause(&mut self) -> Duration {
-        self.pauses += 1;
-        let longest = CONTENTION_PAUSE * (1 << self.pauses.min(3));
-        longest.mul_f64(f64::from(uuid::Uuid::new_v4().as_bytes()[0]) / 256.0)
     }
 }

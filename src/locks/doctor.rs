@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Locks;
 use super::node_status::{NodeState, NodeStatus};
-use crate::diagnosis::{Check, Finding, Verdict, unusable};
+use crate::diagnosis::{Check, Finding, GRANT_RIGHTS, Verdict, unusable};
 use crate::error::{Chain, Error};
 use crate::mutex::MUTEX;
 use crate::options::{Options, RestartGuard, Wakeups};
@@ -99,7 +99,7 @@ impl Locks {
                 let missing = Vec::from_iter(missing).join(" ");
                 return Verdict::danger(
                     format!("the user lacks rights that locks need: {missing}"),
-                    "grant the user the rights listed in the guide, page rights",
+                    GRANT_RIGHTS,
                 );
             }
         }
@@ -114,6 +114,7 @@ impl Locks {
         };
         match tried.await {
             Ok(()) => Verdict::Fine,
+            Err(Error::Closed { .. }) => Verdict::unknown("the client was closed"),
             Err(error) => Verdict::danger(
                 format!("could not acquire and release a lock: {}", Chain(&error)),
                 remedy_of(&error),
@@ -146,7 +147,7 @@ impl Locks {
             let remedy = "grant the user the right to subscribe to the wake-up channels";
             return Verdict::danger("the client cannot subscribe, so it polls", remedy);
         }
-        let outcomes = nodes.publish_everywhere(wakeups.channel()).await;
+        let outcomes = nodes.publish_everywhere(&wakeups.channel).await;
         if outcomes.iter().any(|outcome| matches!(outcome, Ok(None))) {
             return Verdict::danger(
                 "the client may not publish: waiters that it grants a lock to are not notified, and poll",
@@ -163,11 +164,11 @@ fn remedy_of(error: &Error) -> &'static str {
         _ => None,
     };
     match code {
-        Some("NOPERM") => "grant the user the rights listed in the guide, page rights",
+        Some("NOPERM") => GRANT_RIGHTS,
         Some("MOVED" | "CROSSSLOT") => {
             "it is a node of a cluster: use LocksBuilder::cluster, or the program's --cluster"
         }
         Some("READONLY") => "it is a replica: name its master",
-        _ => "look the error up in the guide, page errors",
+        _ => "look the error up in the guide at docs.rs/redlatch, page errors",
     }
 }

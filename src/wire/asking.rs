@@ -1,21 +1,21 @@
 //! How the [`Nodes`] are asked: one request to some of them until a majority has decided, or many
-//! requests in one pipeline for each.
+//! requests in one pipeline for each. [`InFlight`]: requests with an unknown effect.
+//! [`LoneRequest`]: one to the only node.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::ability::Ability;
 use super::error_replies::too_slow;
-use super::failure::Failure;
-use super::in_flight::{InFlight, LoneRequest};
+use super::failure::{Ability, Failure};
 use super::nodes::Nodes;
-use super::script::Call;
+use super::script::{Call, Reply};
 use super::servers::SentFlag;
 use super::votes::{Stragglers, Vote, Votes};
 use crate::deployment::NodeSet;
@@ -23,6 +23,95 @@ use crate::deployment::NodeSet;
 /// How long a negative reply waits for the other nodes: a reply that is known by then needs no
 /// undoing.
 const GRACE: Duration = Duration::from_millis(50);
+
+/// What is unknown of the requests of one attempt: whether all were answered, and none may run
+/// again.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    unanswered: AtomicU32,
+    is_unknown: AtomicBool,
+    /// The latest request was withdrawn before it was written.
+    is_withdrawn: AtomicBool,
+    /// Notified when all requests were answered.
+    all_answered: Notify,
+}
+
+impl InFlight {
+    /// Whether the latest request to the only node was withdrawn before it was written: it has no
+    /// effect, now or later.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn.load(Ordering::SeqCst)
+    }
+
+    /// Records that a request leaves: until its reply arrives, its effect is unknown.
+    pub(crate) fn sent(&self) {
+        self.is_withdrawn.store(false, Ordering::SeqCst);
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records the outcome.
+    pub(super) fn record(&self, outcome: &Result<Reply, Failure>) {
+        if Reply::unknown_effect(outcome).is_some() {
+            self.mark_unknown();
+        }
+        self.answered();
+    }
+
+    /// Records that the request was answered.
+    pub(crate) fn answered(&self) {
+        if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.all_answered.notify_waiters();
+        }
+    }
+
+    /// Waits until all requests were answered, whatever the answers were.
+    pub(crate) async fn all_answered(&self) {
+        let notified = self.all_answered.notified();
+        tokio::pin!(notified);
+        notified.as_mut().enable();
+        if self.unanswered.load(Ordering::SeqCst) > 0 {
+            notified.await;
+        }
+    }
+
+    /// Records that the effects are unknown, whatever the replies were: they must be undone.
+    pub(crate) fn mark_unknown(&self) {
+        self.is_unknown.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_indeterminate(&self) -> bool {
+        self.is_unknown.load(Ordering::SeqCst) || self.unanswered.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// A request to the only node. Dropped before it is written, it has no effect.
+pub(super) struct LoneRequest<'a> {
+    in_flight: &'a InFlight,
+    pub(super) sent_flag: SentFlag,
+    is_answered: bool,
+}
+
+impl<'a> LoneRequest<'a> {
+    /// Records that the request leaves.
+    pub(super) fn new(in_flight: &'a InFlight) -> LoneRequest<'a> {
+        in_flight.sent();
+        LoneRequest { in_flight, sent_flag: SentFlag::default(), is_answered: false }
+    }
+
+    pub(super) fn record(mut self, outcome: &Result<Reply, Failure>) {
+        self.is_answered = true;
+        self.in_flight.record(outcome);
+    }
+}
+
+impl Drop for LoneRequest<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered && !self.sent_flag.is_set() {
+            self.in_flight.is_withdrawn.store(true, Ordering::SeqCst);
+            self.in_flight.answered();
+        }
+    }
+}
 
 /// Which replies to wait for.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +188,11 @@ impl Nodes {
     pub(crate) async fn wait_for_rest(&self, votes: &mut Votes, call: &Call) {
         while let Some(mut rest) = votes.rest.take() {
             let replied = NodeSet::of(votes.received.iter().map(|(place, _)| *place));
-            if self.are_failing(self.all_nodes().without(replied), call) {
+            let silent = self.all_nodes().without(replied);
+            if silent.is_empty() {
+                return; // nothing is unknown of the call
+            }
+            if self.are_failing(silent, call) {
                 return votes.rest = Some(rest);
             }
             if let Some(mut more) = rest.next().await {

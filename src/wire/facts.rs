@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{ErrorKind, RedisError, Value};
 
 use super::servers::{Connection, RepliesByServer};
 use crate::clock::Moment;
@@ -30,11 +30,11 @@ impl Facts {
         limit: Duration,
     ) -> Result<Vec<Facts>, RedisError> {
         let config = |name: &str| redis::cmd("CONFIG").arg("GET").arg(name).clone();
-        let infos = replies(connection, &redis::cmd("INFO"), limit).await?;
-        let fsyncs = replies(connection, &config("appendfsync"), limit).await?;
-        let replicas = replies(connection, &config("min-replicas-to-write"), limit).await?;
+        let infos = connection.send_to_masters(&redis::cmd("INFO"), limit).await?;
+        let fsyncs = connection.send_to_masters(&config("appendfsync"), limit).await?;
+        let replicas = connection.send_to_masters(&config("min-replicas-to-write"), limit).await?;
         let (asked_at, asked) = (SystemTime::now(), Moment::now());
-        let times = replies(connection, &redis::cmd("TIME"), limit).await?;
+        let times = connection.send_to_masters(&redis::cmd("TIME"), limit).await?;
         // Half-way between the request and the last reply.
         let now = asked_at + Moment::now().since(asked) / 2;
         let of = |replies: &RepliesByServer, server: &Option<String>| {
@@ -93,18 +93,6 @@ impl Facts {
         .into_iter()
         .map(|(check, verdict)| Finding { server: self.server.clone(), check, verdict })
         .collect()
-    }
-}
-
-/// The servers' replies. A server that is the only one and refuses has none.
-async fn replies(
-    connection: &Connection,
-    request: &Cmd,
-    limit: Duration,
-) -> Result<RepliesByServer, RedisError> {
-    match connection.send_to_masters(request, limit).await {
-        Err(error) if matches!(error.kind(), ErrorKind::Server(_)) => Ok(Vec::new()),
-        replies => replies,
     }
 }
 

@@ -1,12 +1,11 @@
 //! [`Failure`]: why a request has no reply, whether it may have run, and whether it may work later.
-//! [`NodeReplies`]: what each node of a quorum replied.
+//! [`Ability`]: what the server lacks then. [`NodeReplies`]: what each node of a quorum replied.
 
 use std::fmt;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::task::JoinError;
 
-use super::ability::Ability;
 use super::error_replies::{
     closed, io_error, is_demoted, is_error_reply, is_of_tls, is_out_of_memory, is_transient_reply,
     is_unserved, refuses_writes, too_slow, was_redirected, was_refused,
@@ -242,6 +241,20 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ReasonChain(&self.clone().error(Context::new(Operation::Connect))).fmt(f)
     }
+}
+
+/// What a server is able to do, each with all before it. An outage is the lack of one, and ends
+/// once a request shows it: a full server still releases, and a busy lock of a server that refuses
+/// writes is still found busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Ability {
+    /// It replies, and runs scripts.
+    Reply,
+    Write,
+    /// Its memory has room for a lock.
+    Store,
+    /// So many replicas confirm what was written.
+    Replicate(u32),
 }
 
 /// Whether the error comes from a cancelled task: a runtime cancels its tasks as it shuts down.

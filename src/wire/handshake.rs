@@ -57,7 +57,7 @@ impl Handshake {
         }
         let (connection, label, limit) = (connection.clone(), Arc::clone(&self.label), self.limit);
         let (is_in_quorum, is_guarded) = match &self.place {
-            Some((_, membership)) => (true, membership.is_strict()),
+            Some((_, membership)) => (true, membership.is_strict),
             None => (false, false),
         };
         tokio::spawn(async move {
@@ -92,8 +92,9 @@ pub(crate) struct Membership {
     labels: Vec<String>,
     /// Which nodes have replied that they have no vote.
     has_no_vote: Vec<AtomicBool>,
-    /// Whether a node without a run id has no vote.
-    is_strict: bool,
+    /// Whether the quorum is guarded: a node that restarts has no vote for a while, and one without
+    /// a run id has none.
+    pub(super) is_strict: bool,
 }
 
 impl Membership {
@@ -109,11 +110,6 @@ impl Membership {
             let _node = &self.labels[node];
             event!(warn, server = %_node, "a node has no vote since it started or lost its data: call Locks::rejoin");
         }
-    }
-
-    /// Whether the quorum is guarded: a node that restarts has no vote for a while.
-    pub(super) fn is_strict(&self) -> bool {
-        self.is_strict
     }
 
     /// Why a node may not be part of the quorum, as its last connection found.

@@ -1,5 +1,8 @@
 //! [`Mailbox`]: the messages for one waiter. [`Mailboxes`]: those of all waiters of a client, and
 //! the state of the subscriptions that fill them.
+//!
+//! A message is what a script publishes when it grants a lock to waiters, as `lua/README.md`
+//! specifies it. This is the only parser of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,9 +14,10 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::late_notifications::LateNotifications;
-use super::wake_message::{AnnouncedGrant, WakeMessage};
 use crate::deployment::{Deployment, NodeSet};
+use crate::fencing::FencingToken;
 use crate::guarded::Guarded;
+use crate::labels::attempt_id;
 
 /// How long the first node's message waits for those of other nodes, until a majority has sent one.
 const MESSAGE_GATHERING: Duration = Duration::from_millis(20);
@@ -42,7 +46,7 @@ pub(super) enum SubscriptionState {
 #[derive(Default)]
 struct MailboxSlot {
     /// The latest message, and the nodes that have sent one.
-    message: Guarded<Option<(Option<AnnouncedGrant>, NodeSet)>>,
+    message: Guarded<(Option<AnnouncedGrant>, NodeSet)>,
     notify: Notify,
 }
 
@@ -113,12 +117,12 @@ impl Mailboxes {
     }
 
     pub(super) fn deliver(&self, place: usize, payload: &[u8]) {
-        let Some(message) = WakeMessage::parse(payload) else { return };
-        for id in message.attempts() {
+        let Some((attempts, grant)) = parse(payload) else { return };
+        for id in attempts {
             let slot = self.slots.lock().get(&id).cloned();
             match slot {
                 Some(slot) => {
-                    slot.put(place, message.grant.clone());
+                    slot.put(place, grant.clone());
                     slot.notify.notify_one();
                 }
                 None => self.late_notifications.receive(id, place),
@@ -150,22 +154,69 @@ impl Mailboxes {
 
 impl MailboxSlot {
     fn put(&self, place: usize, grant: Option<AnnouncedGrant>) {
-        let mut slot = self.message.lock();
-        let senders = slot.take().map_or(NodeSet::of([]), |(_, senders)| senders);
-        *slot = Some((grant, senders.with(place)));
+        let mut message = self.message.lock();
+        *message = (grant, message.1.with(place));
     }
 
     /// Takes the message, and the notification that came with it.
     fn take(&self) -> Option<AnnouncedGrant> {
-        let message = self.message.lock().take();
+        let (grant, _) = std::mem::take(&mut *self.message.lock());
         let notified = self.notify.notified();
         tokio::pin!(notified);
         notified.enable();
-        message.and_then(|(grant, _)| grant)
+        grant
     }
 
     fn senders(&self) -> usize {
-        let slot = self.message.lock();
-        slot.as_ref().map_or(0, |(_, senders)| senders.len())
+        self.message.lock().1.len()
+    }
+}
+
+/// A grant as its message says: `token time key`. Every user with the right to publish can say
+/// that, so it proves nothing by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct AnnouncedGrant {
+    pub(crate) token: u64,
+    /// The server's clock, in microseconds.
+    pub(crate) time: u64,
+    /// The key of the lock.
+    pub(crate) key: String,
+}
+
+/// The attempts that a message is for, separated by commas, and what it announces to them: without
+/// a grant, it only makes them poll. `None`: not ours, since other users may publish in the same
+/// channel.
+fn parse(payload: &[u8]) -> Option<(impl Iterator<Item = Uuid>, Option<AnnouncedGrant>)> {
+    let (attempts, rest) = std::str::from_utf8(payload).ok()?.split_once(' ')?;
+    // An attempt is its id, followed by the labels of its client.
+    Some((attempts.split(',').filter_map(attempt_id), AnnouncedGrant::parse(rest)))
+}
+
+impl AnnouncedGrant {
+    fn parse(text: &str) -> Option<AnnouncedGrant> {
+        let mut words = text.splitn(3, ' ');
+        let mut number = || words.next()?.parse().ok().filter(|number| *number < FencingToken::LIMIT);
+        let (token, time) = (number()?, number()?);
+        let key = words.next()?.to_owned();
+        Some(AnnouncedGrant { token, time, key })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_no_script_sends_are_no_grant() {
+        let id = Uuid::nil().simple();
+        let grant = |rest: &str| {
+            let text = format!("{id} {rest}");
+            parse(text.as_bytes()).and_then(|(_, grant)| grant)
+        };
+        assert_eq!(grant("7 1800000000000000 lock:a").map(|grant| grant.token), Some(7));
+        for rest in ["9007199254740992 1 lock:a", "7 9007199254740992 lock:a", "-1 1 lock:a", "7 lock:a", ""]
+        {
+            assert!(grant(rest).is_none(), "{rest}");
+        }
     }
 }

@@ -3,14 +3,12 @@
 //! This module knows no lease, kind or owner. Outside of it, no code names the client library,
 //! except `fenced`, the constructors of [`Locks`](crate::Locks), and the sources of errors.
 
-mod ability;
 pub(crate) mod answers;
 mod asking;
 mod error_replies;
 mod facts;
 mod failure;
 mod handshake;
-mod in_flight;
 mod late_notifications;
 mod mailboxes;
 mod node;
@@ -25,15 +23,12 @@ mod shared_connection;
 mod subscriber;
 mod together;
 mod votes;
-mod wake_message;
 mod wakeups;
 
-pub(crate) use ability::Ability;
-pub(crate) use asking::WaitFor;
-pub(crate) use failure::{Failure, NodeReply};
+pub(crate) use asking::{InFlight, WaitFor};
+pub(crate) use failure::{Ability, Failure, NodeReply};
 pub(crate) use handshake::Membership;
-pub(crate) use in_flight::InFlight;
-pub(crate) use mailboxes::Mailbox;
+pub(crate) use mailboxes::{AnnouncedGrant, Mailbox};
 pub(crate) use node::Node;
 pub(crate) use nodes::{HoldCount, Nodes, median_clock};
 pub(crate) use outage::LONGEST_PAUSE;
@@ -43,5 +38,4 @@ pub(crate) use servers::SentinelMaster;
 pub(crate) use servers::{Certificates, Endpoint, provide_cryptography, with_certificates, with_settings};
 pub(crate) use together::Together;
 pub(crate) use votes::{Stragglers, Tally, Vote, Votes, replies_of};
-pub(crate) use wake_message::AnnouncedGrant;
 pub(crate) use wakeups::WakeupSubscription;

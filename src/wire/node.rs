@@ -8,13 +8,12 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::ability::Ability;
 use super::answers::{LATE, NOT_ADMITTED};
 use super::error_replies::{
     is_broken, is_forbidden, is_moved, names_key, node_of_a_cluster, too_slow, was_redirected, was_refused,
 };
 use super::facts::Facts;
-use super::failure::{Cause, Failure};
+use super::failure::{Ability, Cause, Failure};
 use super::handshake::{Handshake, Membership};
 use super::outage::OutageRecord;
 use super::request::{PreparedCall, Shard, TimedReply};
@@ -80,7 +79,7 @@ impl Node {
 
     /// Whether the node has no vote after a restart, until it is admitted again.
     pub(super) fn has_restart_guard(&self) -> bool {
-        self.place().is_some_and(|(_, membership)| membership.is_strict())
+        self.place().is_some_and(|(_, membership)| membership.is_strict)
     }
 
     /// Records the server's time from one of its replies.
@@ -161,7 +160,7 @@ impl Node {
         self.outage.current(shard, needed)
     }
 
-    fn note(&self, begun: Moment, outcomes: &[(&Call, &Result<Reply, Failure>)]) {
+    pub(super) fn note(&self, begun: Moment, outcomes: &[(&Call, &Result<Reply, Failure>)]) {
         let live = self.connection.current(false);
         self.outage.note(live.as_ref().map(|live| &live.connection), begun, outcomes);
     }
@@ -303,7 +302,7 @@ impl Node {
         };
         let mut wait = redis::cmd("WAIT");
         wait.arg(replicas).arg(u64::try_from(replica_timeout.as_millis()).unwrap_or(u64::MAX).max(1));
-        match on.connection.query(&wait, replica_timeout + self.limit().max(WAIT_TICK)).await {
+        match on.connection.query_in_turn(&wait, replica_timeout + self.limit().max(WAIT_TICK)).await {
             Ok(Value::Int(count)) if count >= i64::from(replicas) => Ok(reply),
             Ok(Value::Int(confirmed)) => {
                 Err(Failure::new(Cause::Unreplicated { confirmed, required: replicas }, true))

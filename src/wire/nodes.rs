@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::ability::Ability;
 use super::facts::Facts;
-use super::failure::{Failure, NodeReplies, NodeReply};
+use super::failure::{Ability, Failure, NodeReplies, NodeReply};
 use super::node::Node;
 use super::request::have_one_slot;
+use super::script::Call;
 use crate::clock::Moment;
 use crate::deployment::{Deployment, NodeSet};
 use crate::name::Name;
@@ -86,7 +86,8 @@ impl Nodes {
 
     /// The generation of the connection to the one clock that dates every grant, if there is one.
     pub(crate) fn clock_generation(&self) -> Option<u64> {
-        self.all.first().filter(|_| self.deployment.has_one_clock).map(|node| node.connection.generation())
+        let node = self.all.first().filter(|_| self.deployment.has_one_clock)?;
+        Some(node.connection.current(false).map_or(0, |live| live.generation))
     }
 
     /// Counts a hold until the returned value is dropped.
@@ -190,13 +191,22 @@ impl Nodes {
         outcomes
     }
 
-    /// Connects to several nodes before the first proposal. The proposal is made from their clocks;
-    /// without a clock it would be smaller than tokens that the nodes have lost. A node that fails
-    /// to connect here fails again when the request is sent.
-    pub(crate) async fn open(&self) {
-        if !self.deployment.decides_alone() && !self.has_connected.load(Ordering::Relaxed) {
-            let _asked_next = self.connect().await;
+    /// Connects to several nodes before the first proposal, which is made from the clocks of a
+    /// majority: without them it would be smaller than tokens that the nodes have lost. A node that
+    /// fails has failed for the call: it is not sent, since the node may have come back by then.
+    pub(crate) async fn open(&self, call: impl Fn() -> Arc<Call>) -> Result<(), Failure> {
+        if self.deployment.decides_alone() || self.has_connected.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        let begun = Moment::now();
+        let mut replies = self.no_replies();
+        for (place, outcome) in self.connect().await.into_iter().enumerate() {
+            if let Err(failure) = outcome.map_err(Failure::unsent) {
+                self.node(place).note(begun, &[(&call(), &Err(failure.clone()))]);
+                replies = replies.with(place, NodeReply::Failed(failure));
+            }
+        }
+        if self.has_connected.load(Ordering::Relaxed) { Ok(()) } else { Err(Failure::no_majority(replies)) }
     }
 }
 

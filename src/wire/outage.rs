@@ -9,8 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
-use super::ability::Ability;
-use super::failure::Failure;
+use super::failure::{Ability, Failure};
 use super::request::Shard;
 use super::script::{Answer, Call, Reply};
 use super::servers::Connection;
@@ -34,10 +33,7 @@ type Outcome = Result<Reply, Failure>;
 
 /// Whether one node fails.
 pub(super) struct OutageRecord {
-    outage: Guarded<Option<Outage>>,
-    /// When something was last shown to be possible again. A request that was begun before may fail
-    /// later: of a server that was stopped for a while, it would begin the next outage.
-    shown_again: Guarded<HashMap<(Shard, Ability), Moment>>,
+    outage: Guarded<Outage>,
     /// Whether there is an outage: read without taking the lock.
     has_outage: AtomicBool,
     /// More than the longest time between two tries of a call.
@@ -50,11 +46,16 @@ pub(super) struct OutageRecord {
     runtime: Handle,
 }
 
-/// From the first failure until nothing fails any more.
+/// What fails, and what has ended to fail.
+#[derive(Default)]
 struct Outage {
-    began: Moment,
+    /// `None`: nothing fails.
+    began: Option<Moment>,
     /// What each part of the node is not able to do.
     lacks: HashMap<(Shard, Ability), Lack>,
+    /// When something was last shown to be possible again. A request that was begun before may fail
+    /// later: of a server that was stopped for a while, it would begin the next outage.
+    shown_again: HashMap<(Shard, Ability), Moment>,
 }
 
 struct Lack {
@@ -126,7 +127,6 @@ impl OutageRecord {
     ) -> OutageRecord {
         OutageRecord {
             outage: Guarded::default(),
-            shown_again: Guarded::default(),
             has_outage: AtomicBool::new(false),
             limit: 4 * limit + LONGEST_PAUSE,
             label: Arc::clone(label),
@@ -155,7 +155,6 @@ impl OutageRecord {
         let outage = self.outage.lock();
         let matters = |of: &Shard, ability: Ability| (*of == shard || *of == Shard::All) && ability <= needed;
         let lacks = outage
-            .as_ref()?
             .lacks
             .iter()
             .filter(|((of, ability), lack)| matters(of, *ability) && !lack.is_old(*ability, self.limit));
@@ -206,19 +205,19 @@ impl OutageRecord {
         shown: &HashMap<Shard, Ability>,
         lacking: &HashMap<(Shard, Ability), &Failure>,
     ) -> bool {
-        let mut current = self.outage.lock();
-        let (now, before) = (Moment::now(), current.as_ref().map(|outage| outage.began));
-        let outage = current.get_or_insert_with(|| Outage { began: now, lacks: HashMap::new() });
+        let mut outage = self.outage.lock();
+        let Outage { began, lacks, shown_again } = &mut *outage;
+        let now = Moment::now();
         // Another master may serve what the one before has failed to serve.
-        let is_there = |of: &Shard| connection.is_none_or(|connection| connection.has_shard(of));
+        let is_there =
+            |of: &Shard| connection.is_none_or(|connection| connection.knew_shard(of, Moment::now()));
         let is_over = |of: &Shard, ability: &Ability, lack: &Lack| {
             let shows =
                 |(shard, shown): (&Shard, &Ability)| (shard == of || *of == Shard::All) && shown >= ability;
             shown.iter().any(shows) || !shown.is_empty() && (lack.is_forgotten() || !is_there(of))
         };
-        let mut shown_again = self.shown_again.lock();
         shown_again.retain(|_, shown| now.since(*shown) < LONGEST_REQUEST);
-        outage.lacks.retain(|key, lack| {
+        lacks.retain(|key, lack| {
             let is_over = is_over(&key.0, &key.1, lack);
             if is_over {
                 shown_again.insert(key.clone(), now);
@@ -228,21 +227,25 @@ impl OutageRecord {
         let mut reports: Vec<Report> = Vec::new();
         let is_new = |key: &(Shard, Ability)| shown_again.get(key).is_none_or(|shown| begun >= *shown);
         for (key, failure) in lacking.iter().filter(|(key, _)| is_new(key)) {
-            match outage.lacks.get_mut(key).filter(|lack| !lack.is_old(key.1, self.limit)) {
+            match lacks.get_mut(key).filter(|lack| !lack.is_old(key.1, self.limit)) {
                 Some(lack) => lack.seen = now,
                 None => {
                     let new = Lack { since: now, seen: now, failure: (*failure).clone() };
-                    outage.lacks.insert(key.clone(), new);
+                    lacks.insert(key.clone(), new);
                     reports.push(self.failing(failure));
                 }
             }
         }
-        let after = now.since(outage.began);
-        let is_failing = !outage.lacks.is_empty();
-        current.take_if(|_| !is_failing);
-        match (before, is_failing) {
-            (None, true) => reports.push(self.began()),
-            (Some(_), false) => reports.push(self.ended(after)),
+        let is_failing = !lacks.is_empty();
+        match (*began, is_failing) {
+            (None, true) => {
+                *began = Some(now);
+                reports.push(self.began());
+            }
+            (Some(since), false) => {
+                *began = None;
+                reports.push(self.ended(now.since(since)));
+            }
             _ => {}
         }
         self.has_outage.store(is_failing, Ordering::Relaxed);

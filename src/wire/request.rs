@@ -121,8 +121,8 @@ impl PreparedCall {
         match (form, first.is_read_only) {
             (Form::Sha1, false) => cmd.arg("EVALSHA").arg(script.sha1()),
             (Form::Sha1, true) => cmd.arg("EVALSHA_RO").arg(script.sha1()),
-            (Form::Source, false) => cmd.arg("EVAL").arg(script.source()),
-            (Form::Source, true) => cmd.arg("EVAL_RO").arg(script.source()),
+            (Form::Source, false) => cmd.arg("EVAL").arg(script.source),
+            (Form::Source, true) => cmd.arg("EVAL_RO").arg(script.source),
         };
         cmd.arg(keys);
         for key in [Name::key, Name::waiters, Name::fence] {
@@ -195,7 +195,8 @@ pub(super) struct Batch<'a> {
     /// The calls to be sent next, by the places of their members.
     calls: Vec<(Vec<usize>, Form)>,
     rounds_left: usize,
-    replies: Vec<Result<TimedReply, RedisError>>,
+    /// The reply to each request.
+    pub(super) replies: Vec<Result<TimedReply, RedisError>>,
     /// Before any of them was written.
     sent: Moment,
 }
@@ -253,11 +254,6 @@ impl<'a> Batch<'a> {
         if self.rounds_left == 0 {
             self.calls.clear();
         }
-    }
-
-    /// The reply to each request.
-    pub(super) fn replies(self) -> Vec<Result<TimedReply, RedisError>> {
-        self.replies
     }
 }
 
@@ -342,7 +338,7 @@ mod tests {
             error("NOPERM No permissions to access a key"),
         ]);
         assert!(batch.commands().is_empty());
-        let [a, b, c] = batch.replies().try_into().unwrap();
+        let [a, b, c] = batch.replies.try_into().unwrap();
         assert_eq!((a.unwrap().value, b.unwrap().value), (Value::Int(1), Value::Int(2)));
         assert_eq!(c.unwrap_err().code(), Some("NOPERM"));
     }
@@ -353,7 +349,7 @@ mod tests {
         let mut batch = Batch::new(&requests);
         let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
         batch.record(vec![Ok(Value::Array(vec![Value::BulkString(text.into()), Value::Int(7)]))]);
-        let [a, b] = batch.replies().try_into().unwrap();
+        let [a, b] = batch.replies.try_into().unwrap();
         assert_eq!(a.unwrap_err(), error(text).unwrap_err());
         assert_eq!(b.unwrap().value, Value::Int(7));
     }
@@ -367,6 +363,6 @@ mod tests {
             batch.record(vec![Ok(Value::Array(vec![NOT_SERVED; 2]))]);
             rounds += 1;
         }
-        assert_eq!((rounds, batch.replies().len()), (5, 2));
+        assert_eq!((rounds, batch.replies.len()), (5, 2));
     }
 }

@@ -20,17 +20,13 @@ use crate::shorten::shortened;
 /// One file of `lua/`, the bytes that Redis receives.
 #[derive(Debug)]
 pub(crate) struct Script {
-    source: &'static str,
+    pub(super) source: &'static str,
     sha1: OnceLock<String>,
 }
 
 impl Script {
     pub(crate) const fn new(source: &'static str) -> Script {
         Script { source, sha1: OnceLock::new() }
-    }
-
-    pub(super) fn source(&self) -> &'static str {
-        self.source
     }
 
     pub(super) fn sha1(&self) -> &str {

@@ -89,10 +89,6 @@ impl SharedConnection {
         if is_confirming { pair.second.clone() } else { Some(Arc::clone(&pair.shared)) }
     }
 
-    pub(super) fn generation(&self) -> u64 {
-        self.current(false).map_or(0, |live| live.generation)
-    }
-
     /// The generation of the connection, and the number of the newest one to a master of a cluster:
     /// larger once another connection was made. `None` while there is none.
     pub(super) fn state(&self) -> Option<(u64, u64)> {
@@ -165,7 +161,8 @@ impl SharedConnection {
     /// is not in place. One to a cluster replaces what is broken of it by itself.
     pub(super) fn drop_if_spent(&self, generation: u64, error: &RedisError) {
         // The server's replicas may have moved to another master.
-        let is_spent = is_spent(error) || (self.endpoint.finds_master() && lacks_replicas(error));
+        let is_spent =
+            is_spent(error) || (matches!(self.endpoint, Endpoint::Sentinel(_)) && lacks_replicas(error));
         if is_spent && !self.endpoint.is_cluster() {
             self.forget(generation);
         }

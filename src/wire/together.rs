@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::asking::WaitFor;
+use super::asking::{InFlight, LoneRequest, WaitFor};
 use super::failure::Failure;
-use super::in_flight::{InFlight, LoneRequest};
 use super::nodes::Nodes;
 use super::script::{Call, Reply};
 use super::votes::Votes;

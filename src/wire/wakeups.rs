@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ use crate::guarded::Guarded;
 ///
 /// The id of an attempt is that of its mailbox.
 pub(crate) struct WakeupSubscription {
-    channel: Arc<str>,
+    pub(crate) channel: Arc<str>,
     /// One for each node.
     wakeup_endpoints: Option<Vec<Endpoint>>,
     limit: Duration,
@@ -36,7 +36,8 @@ pub(crate) struct WakeupSubscription {
     /// The runtime of the subscribers: a waiter's runtime may end before the client does.
     runtime: Handle,
     pub(crate) mailboxes: Arc<Mailboxes>,
-    tasks: Guarded<Vec<JoinHandle<()>>>,
+    /// Aborted when this is dropped.
+    tasks: Guarded<JoinSet<()>>,
 }
 
 impl WakeupSubscription {
@@ -62,10 +63,6 @@ impl WakeupSubscription {
             mailboxes: Arc::new(Mailboxes::new(deployment)),
             tasks: Guarded::default(),
         }
-    }
-
-    pub(crate) fn channel(&self) -> &Arc<str> {
-        &self.channel
     }
 
     /// Whether the place to subscribe was configured separately.
@@ -102,7 +99,7 @@ impl WakeupSubscription {
                         mailboxes: Arc::clone(&self.mailboxes),
                     };
                     let verified_with = self.verified_with.clone();
-                    tasks.push(self.runtime.spawn(subscriber.run(verified_with)));
+                    tasks.spawn_on(subscriber.run(verified_with), &self.runtime);
                 }
             }
         }
@@ -120,13 +117,5 @@ impl WakeupSubscription {
     /// Sets the action for messages that still arrive for this id, for as long as one may.
     pub(crate) fn expect_late_notifications(&self, id: Uuid, answer: impl Fn(usize) + Send + Sync + 'static) {
         self.mailboxes.late_notifications.expect(id, Arc::new(answer));
-    }
-}
-
-impl Drop for WakeupSubscription {
-    fn drop(&mut self) {
-        for task in self.tasks.lock().drain(..) {
-            task.abort();
-        }
     }
 }

@@ -7,8 +7,9 @@ use redlatch::simulation::skip_with_the_runtime;
 use redlatch::{LeaseEnd, Options};
 use tokio::time::Instant;
 
+use super::locks::KINDS;
 use super::network::{ConnectionOwner, Network, Order};
-use super::scenario::{KINDS, open};
+use super::scenario::open;
 use super::server::Server;
 
 /// With the default TTL, a renewal alone finds out after ten seconds.

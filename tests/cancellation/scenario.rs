@@ -9,7 +9,7 @@ use redlatch::simulation::skip_with_the_runtime;
 use redlatch::{Error, Locks, Options};
 use tokio::runtime::Handle;
 
-use super::locks::{AnyGuard, AnyLock, Kind};
+use super::locks::{AnyGuard, AnyLock, KINDS, Kind};
 use super::network::{ALL, ConnectionOwner, Network, Order, Outage, TICK};
 use super::server::Server;
 use super::steps::{End, Work, take_steps};
@@ -129,8 +129,6 @@ pub(super) struct Case {
     /// Whether connections also break for longer than requests are retried.
     pub(super) may_outlast: bool,
 }
-
-pub(super) const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 impl Case {
     pub(super) fn new(name: &'static str, least: usize, passes: &[&'static str]) -> Case {

@@ -49,17 +49,17 @@ const LAYERS: [(&str, &[&str]); 4] = [
 const INSIDE: [(&str, &str); 2] = [
     (
         "wire",
-        "answers ability error_replies failure script server_clock request transport connecting refused_connection \
-         seeds sentinel last_reply sending batcher master slot_table first_reply masters \
+        "answers error_replies failure script server_clock request transport connecting refused_connection \
+         seeds sentinel sending batcher master slot_table first_reply masters \
          slot_learning cluster \
-         connection endpoint servers facts handshake shared_connection in_flight script_failure outage \
-         node votes nodes asking together wake_message late_notifications mailboxes subscriber wakeups",
+         connection endpoint servers facts handshake shared_connection script_failure outage \
+         node votes nodes asking together late_notifications mailboxes subscriber wakeups",
     ),
     (
         "lease",
-        "kind validity caller attempt verbs lease_end lease lease_report held_work kept_leases schedule keeper connection_watch granted_again renewal shared_poll turn recent_locks local_queue client \
-         off_runtime lock_request manual_renewal close release attempt_guard cohort owned_lease reply_tally grant_clock \
-         acquire_round outage_deadline poll_budget waiter progress local_wait wait_loop joint_hold nested_hold hold adoption acquire all_at_once",
+        "kind validity turn attempt verbs lease_end lease lease_report held_work kept_leases schedule keeper new_connection renewal shared_poll recent_locks local_queue client \
+         lock_request manual_renewal release reply_tally grant_clock attempt_guard cohort owned_lease \
+         progress wait_loop joint_hold hold acquire",
     ),
 ];
 

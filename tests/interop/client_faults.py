@@ -66,14 +66,14 @@ FAULTS = [
     ("min_token ignores the times of answers", "min_token: follows", {
         "python": ("max(self._clock_offset, seconds * 1_000_000 + micros - now)", "self._clock_offset or seconds * 1_000_000 + micros - now"),
         "node": ("Math.max(this.#offset, seen - now)", "this.#offset || seen - now"),
-        "go": ("c.offset.Store(max(c.offset.Load(), now-micros()))", "c.offset.CompareAndSwap(0, now-micros())"),
+        "go": ("old < next && !c.offset.CompareAndSwap(old, next)", "old == 0 && !c.offset.CompareAndSwap(old, next)"),
         "java": ('offset = Math.max(offset, Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000);', 'if (offset == Long.MIN_VALUE) offset = Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000;'),
     }),
     ("min_token falls with the server's clock", "min_token: never falls", {
         "python": ("            self._clock_offset = max(self._clock_offset, seconds * 1_000_000 + micros - now)\n            if now + self._clock_offset > self._min_token + TOKEN_STEP:\n",
                    "            if seconds or micros:\n                self._clock_offset = seconds * 1_000_000 + micros - now\n            if True:\n"),
         "node": ("this.#offset = Math.max(this.#offset, seen - now);", "if (seen) this.#offset = seen - now;"),
-        "go": ("c.offset.Store(max(c.offset.Load(), now-micros()))", "c.offset.Store(now-micros())"),
+        "go": ("old < next && !c.offset.CompareAndSwap(old, next)", "!c.offset.CompareAndSwap(old, next)"),
         "java": ('Math.max(offset, Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000)', 'Long.parseLong("" + micros) - 10_000 - Moment.now().ms * 1000'),
     }),
     ("no remember", "release: no answer", {
@@ -190,7 +190,7 @@ FAULTS = [
     ("idle connections are kept after a silent one", "renewal: idle connections", {
         "python": ("            self.locks._drop_idle()\n", ""),
         "node": ("reject(error, this.#replaceSilent())", "reject(error)"),
-        "java": ('if (ms >= POLL_MS && ("" + e).contains("TimeoutException")) replace(used);', ""),
+        "java": ('if (isSilent || e != null && !used.connection.isOpen()) replace(used);', ""),
     }),
     ("the deadline is not watched", "deadline: it passes", {
         "java": ("Math.max(1, Math.min(ms, sent.leftMs(ttlMs)))", "Math.max(1, ms == ttlMs / 3 ? ms : ms * 60)"),

@@ -39,6 +39,41 @@ def wait_for(condition, text):
     return value
 
 
+class Stalls(threading.Thread):
+    """How long this process was kept waiting: then the machine was busy, or stood still."""
+
+    STEP = 0.02
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.before, self.start_of_step = 0.0, time.monotonic()
+        self.start()
+
+    def run(self):
+        while True:
+            time.sleep(self.STEP)
+            self.before, self.start_of_step = self.total(), time.monotonic()
+
+    def total(self):
+        step = time.monotonic() - self.start_of_step
+        return self.before + max(0.0, step - self.STEP - 0.005)
+
+
+class Stopwatch:
+    """The seconds since its start, without those in which the machine stalled."""
+
+    stalls = Stalls()
+
+    def __init__(self):
+        self.start, self.stalled = time.monotonic(), self.stalls.total()
+
+    def stalled_for(self):
+        return self.stalls.total() - self.stalled
+
+    def undisturbed(self):
+        return time.monotonic() - self.start - self.stalled_for()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

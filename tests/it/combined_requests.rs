@@ -11,8 +11,7 @@ use redlatch::{Locks, Options, Renewal};
 use tokio::task::JoinSet;
 
 use crate::cluster::{open, tag_at};
-use crate::support::failover::KINDS;
-use crate::support::{AnyGuard, Deployment, Kind, Topology, eventually, soon, ttl};
+use crate::support::{AnyGuard, Deployment, KINDS, Kind, Topology, eventually, soon, ttl};
 
 /// Eight requests to each master are sent alone, and the others gather.
 const LOCKS: u64 = 200;

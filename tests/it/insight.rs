@@ -363,20 +363,31 @@ async fn spans_cover_acquire_wait_hold_renew_and_release() {
     let spans = |start: &str| -> Vec<String> {
         logged_with(&name).into_iter().filter(|line| line.starts_with(start)).collect()
     };
-    let guard = locks.mutex(&*name).unwrap().lock().await.unwrap();
+    let mut guard = locks.mutex(&*name).unwrap().lock().await.unwrap();
     let token = guard.lease().fencing_token().unwrap();
     eventually("it was renewed", async || {
         spans("RECORDED SPAN renew").iter().any(|span| span.contains("outcome=\"renewed\""))
     })
     .await;
-    // After that, since a waiter polls when the lease that it was told of would have ended.
-    let waiting = tokio::spawn({
-        let lock = other.mutex(&*name).unwrap();
-        async move { lock.lock().await.unwrap() }
-    });
-    eventually("it waits", async || !spans("SPAN wait").is_empty()).await;
-    guard.release().await.unwrap();
-    drop(waiting.await.unwrap());
+    let is_notified = || spans("RECORDED SPAN wait").iter().any(|span| span.contains("woken=\"notified\""));
+    let until_notified = async {
+        loop {
+            let (lock, before) = (other.mutex(&*name).unwrap(), spans("SPAN wait").len());
+            // After a renewal, since a waiter polls when the lease that it was told of would have
+            // ended.
+            let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
+            eventually("it waits", async || spans("SPAN wait").len() > before).await;
+            guard.release().await.unwrap();
+            let next = waiting.await.unwrap();
+            if is_notified() {
+                break;
+            }
+            // It has polled just then, as after a stall.
+            next.release().await.unwrap();
+            guard = locks.mutex(&*name).unwrap().lock().await.unwrap();
+        }
+    };
+    soon("a waiter is notified", until_notified).await;
     let has = |start: &str, fields: &[String]| {
         let found = spans(start).into_iter().any(|span| fields.iter().all(|field| span.contains(field)));
         assert!(found, "{start} {fields:?} is not in {:?}", spans(""));

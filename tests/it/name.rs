@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Error, NameProblem, Options, Owner};
 
-use crate::support::{Kind, Server, soon};
+use crate::support::{KINDS, Server, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn name_with_special_characters_works_or_is_refused() {
@@ -82,7 +82,7 @@ async fn waiter_is_notified_if_the_prefix_has_blanks() {
     for prefix in ["my locks: ", " ", "tab\tline\nbreak\u{b}\r", "wide\u{3000}\u{a0}", "none:"] {
         let options = Options::new().prefix(prefix).poll_cap(poll_cap);
         let (locks, others) = (server.locks_with(options.clone()).await, server.locks_with(options).await);
-        for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+        for kind in KINDS {
             let (rival, lock) = (kind.rival().lock(&others, kind.name()), kind.lock(&locks, kind.name()));
             assert_eq!(lock.key(), format!("{prefix}{}", kind.name()), "the prefix is used unchanged");
             let guard = rival.lock().await.unwrap();

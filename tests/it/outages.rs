@@ -7,8 +7,9 @@ use redlatch::{Context, Error, Event, Events, Fencing, Locks, Mutex, Options, Wa
 use tokio::task::JoinSet;
 
 use crate::cluster::{open, tag_at};
-use crate::support::failover::KINDS;
-use crate::support::{Deployment, Proxy, Server, Topology, eventually, patient, renewed_by, soon, ttl};
+use crate::support::{
+    Deployment, KINDS, Proxy, Server, Topology, eventually, patient, renewed_by, soon, ttl,
+};
 
 /// What a stream of events has reported so far. A task reads it: one that nobody reads misses some.
 #[derive(Clone)]

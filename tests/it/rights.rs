@@ -5,9 +5,9 @@ use std::time::Duration;
 use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Error, Locks, NodeStatus, Options, RestartGuard};
 
-use crate::support::{Deployment, Kind, Server, Topology, eventually, renewed_by, soon, ttl};
+use crate::support::{Deployment, KINDS, Kind, Server, Topology, eventually, renewed_by, soon, ttl};
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(6);
 const GUIDE: &str = include_str!("../../docs/rights.md");
 
 /// The rights of the guide's `ACL SETUSER` line.
@@ -39,14 +39,11 @@ async fn is_usable(deployment: &Deployment, locks: &Locks, nodes: &[&str]) {
     let votes = |status: &NodeStatus| (status.node.clone(), status.is_voter());
     let expected: Vec<_> = nodes.iter().map(|node| ((*node).to_owned(), true)).collect();
     assert_eq!(statuses.iter().map(votes).collect::<Vec<_>>(), expected, "{statuses:?}");
-    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+    for kind in KINDS {
         let name = format!("limited-{}", kind.name());
         let (lock, rival) = (kind.lock(locks, &name), kind.rival().lock(locks, &name));
         let guard = lock.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let rival = rival.clone();
-            async move { rival.lock().await }
-        });
+        let waiting = rival.lock_in_task();
         eventually("the waiter queues", || async { deployment.waiters(&lock).await == 1 }).await;
         assert_eq!(lock.inspect().await.unwrap().waiters, 1, "inspect");
         let until = guard.lease().valid_until() + TTL / 6;
@@ -129,7 +126,7 @@ async fn read_rights_suffice_to_inspect_since_redis_7() {
     let locks = server.locks().await;
     let url = server.url().replace("redis://", "redis://sees:secret@");
     let reader = Locks::open(&url).await.unwrap();
-    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+    for kind in KINDS {
         let name = format!("seen-{}", kind.name());
         let (lock, seen) = (kind.lock(&locks, &name), kind.lock(&reader, &name));
         let guard = lock.lock().await.unwrap();
@@ -186,10 +183,7 @@ async fn rights_suffice_for_one_server() {
         for kind in [Kind::Mutex, Kind::Reentrant] {
             let lock = kind.lock(&locks, &format!("limited-{}-{protocol}", kind.name()));
             let guard = lock.lock().await.unwrap();
-            let waiting = tokio::spawn({
-                let other = lock.for_another();
-                async move { other.lock().await }
-            });
+            let waiting = lock.for_another().lock_in_task();
             server.all_notified(lock.key()).await;
             let channels: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "lock:wake:*"]).await;
             assert_eq!(channels.len(), 1, "the client is subscribed");
@@ -207,10 +201,7 @@ async fn rights_suffice_for_one_server() {
     let locks = Locks::open(&url).await.unwrap();
     let lock = Kind::Mutex.lock(&locks, "unpublished");
     let guard = lock.lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let other = lock.for_another();
-        async move { other.lock().await }
-    });
+    let waiting = lock.for_another().lock_in_task();
     eventually("the waiter queues", || async { server.queued_for(&lock).await == 1 }).await;
     guard.release().await.unwrap();
     soon("the waiter is granted the lock", waiting).await.unwrap().unwrap().release().await.unwrap();
@@ -316,7 +307,7 @@ async fn each_missing_right_is_named(topology: Topology) {
     let mut named = 0;
     // Nothing sends a text, publishes or greets in these calls.
     for command in commands.filter(|command| !["eval", "publish", "ping", "hello"].contains(command)) {
-        for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+        for kind in KINDS {
             let lock = |verb: &str| kind.lock(&locks, &format!("{command}-{verb}-{}", kind.name()));
             let [free, used, renewed, released] = ["free", "used", "renewed", "released"].map(lock);
             let [adopted, seen, revoked] = ["adopted", "seen", "revoked"].map(lock);

@@ -137,6 +137,11 @@ impl Service {
     }
 }
 
+/// What remains once no lock is held: the sum, and the tokens with which it was written.
+fn sum_keys(name: &str) -> BTreeSet<String> {
+    ["", ":begun", ":token"].map(|end| format!("{{sum:{name}}}{end}")).into()
+}
+
 /// The service reads and writes the sum on the server in two requests: without exclusion, some
 /// numbers would occur twice.
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +160,7 @@ async fn service_excludes_concurrent_requests_of_two_instances() {
         assert!(numbers.insert(body.parse::<usize>().unwrap()), "{body} occurred twice");
     }
     assert_eq!(numbers, (1..=REQUESTS).collect());
-    assert_eq!(fixture.server.run::<usize>(&["GET", "sum:invoices"]).await, REQUESTS);
+    assert_eq!(fixture.server.run::<usize>(&["GET", "{sum:invoices}"]).await, REQUESTS);
     let granted = |metrics: &str| -> usize {
         let lines = metrics.lines().filter(|line| {
             line.starts_with("redlatch_lock_acquisitions") && line.contains("outcome=\"granted\"")
@@ -169,10 +174,14 @@ async fn service_excludes_concurrent_requests_of_two_instances() {
         acquired += granted(&metrics);
     }
     assert_eq!(acquired, REQUESTS);
+    // A later lease has begun, so the next instance is late: it changes nothing.
+    fixture.server.run::<()>(&["SET", "{sum:invoices}:token", &(1_u64 << 52).to_string()]).await;
+    assert_eq!(instances[0].send("POST /invoices", "", "").await.0, 409);
+    assert_eq!(fixture.server.run::<usize>(&["GET", "{sum:invoices}"]).await, REQUESTS);
     for instance in instances {
         instance.shuts_down().await;
     }
-    assert_eq!(fixture.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+    assert_eq!(fixture.keys().await, sum_keys("invoices"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -190,7 +199,7 @@ async fn service_enters_the_lock_of_its_caller() {
     assert!(!stranger.is_finished());
     guard.release().await.unwrap();
     assert_eq!(soon("the waiting request succeeds", stranger).await.unwrap(), (200, "125".to_owned()));
-    assert_eq!(fixture.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    assert_eq!(fixture.server.run::<i64>(&["GET", "{sum:account:alice}"]).await, 125);
     for (header, path) in [
         ("lock-owner: two words\r\n", "alice/1"),
         ("lock-owner: \u{e4}\r\n", "alice/1"),
@@ -200,7 +209,7 @@ async fn service_enters_the_lock_of_its_caller() {
         let (status, body) = service.send(&format!("POST /accounts/{path}"), header, "").await;
         assert_eq!(status, 400, "{header:?} {path} {body}");
     }
-    assert_eq!(fixture.server.run::<i64>(&["GET", "sum:account:alice"]).await, 125);
+    assert_eq!(fixture.server.run::<i64>(&["GET", "{sum:account:alice}"]).await, 125);
     service.shuts_down().await;
 }
 
@@ -258,7 +267,7 @@ async fn service_completes_requests_after_sigterm_and_leaves_no_lock() {
     let (status, log) = service.exits().await;
     assert_eq!(status.code(), Some(0), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("WARN") || line.contains("ERROR")), "{log:?}");
-    assert_eq!(fixture.keys().await, BTreeSet::from(["sum:invoices".to_owned()]));
+    assert_eq!(fixture.keys().await, sum_keys("invoices"));
 }
 
 /// An HTTP client disconnects, so its request is dropped and leaves the queue in the background. At

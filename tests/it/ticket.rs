@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Owner, Ticket};
 use serde_json::{Value, json};
 
-use crate::support::{AnyLock, Kind, Server};
+use crate::support::{AnyLock, KINDS, Server};
 
 const ATTEMPT: &str = "0123456789abcdef0123456789abcdef";
 
@@ -59,7 +59,7 @@ fn a_ticket_that_breaks_a_rule_is_refused_by_its_field() {
 async fn debug_output_of_a_ticket_has_no_secret() {
     let server = Server::start().await;
     let locks = server.locks().await;
-    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+    for kind in KINDS {
         let lock: AnyLock = kind.lock(&locks, kind.name());
         let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
         let (text, shown) = (serde_json::to_value(&ticket).unwrap(), format!("{ticket:?} {ticket:#?}"));

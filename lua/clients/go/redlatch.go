@@ -225,9 +225,15 @@ func (c *Client) begin() bool {
 }
 
 // minToken returns min_token in steps of 5 s, since each slows down the next acquire of each lock.
-func (c *Client) minToken() int64   { return (c.offset.Load() + micros()) / 5_000_000 * 5_000_000 }
-func (c *Client) observe(now int64) { c.offset.Store(max(c.offset.Load(), now-micros())) }
-func micros() int64                 { return time.Since(started).Microseconds() }
+func (c *Client) minToken() int64 { return (c.offset.Load() + micros()) / 5_000_000 * 5_000_000 }
+func micros() int64               { return time.Since(started).Microseconds() }
+
+func (c *Client) observe(now int64) { // by two goroutines at once: it never falls
+	next := now - micros()
+	for old := c.offset.Load(); old < next && !c.offset.CompareAndSwap(old, next); {
+		old = c.offset.Load()
+	}
+}
 
 // WriteFenced writes a value, unless a later lease has written: then it returns false. The token is
 // that of the lease; a key beside the value keeps the largest one. A failure may have written: the

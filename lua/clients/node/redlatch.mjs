@@ -178,9 +178,9 @@ function obtain(client, kind, keys, options, start = performance.now()) {
     timer = setTimeout(() => renew().catch(client.onError).then(again), clip(pause));
   }
 
-  /** Reports the loss at the deadline, also while a renewal hangs. */
+  /** Reports the loss at the deadline, also while a renewal hangs; timers pause in suspension. */
   function watch() {
-    if (isValid()) alarm = setTimeout(watch, clip(left() + 1));
+    if (isValid()) alarm = setTimeout(watch, Math.min(left() + 1, 1000));
     else renew();
   }
 
@@ -288,7 +288,11 @@ export class Redlatch {
     const { isCluster = false, options } = redis;
     if (options.keyPrefix || options.redisOptions?.keyPrefix)
       throw new TypeError("ioredis must have no keyPrefix: use the option `prefix` of Redlatch");
-    const own = { ...ONCE, ...PLAIN, ...LIMITS, enableReadyCheck: Boolean(options.sentinels) };
+    // Without a detector, a client that still reaches a replaced master stays there.
+    const failsOver = Boolean(options.sentinels);
+    const own = {
+      ...ONCE, ...PLAIN, ...LIMITS, enableReadyCheck: failsOver, failoverDetector: failsOver,
+    };
     const redisOptions = { ...options.redisOptions, ...own };
     const cluster = { ...own, enableOfflineQueue: true, scaleReads: "master", redisOptions };
     const channel = `${prefix.replace(/\s/g, "_")}wake:${randomBytes(16).toString("hex")}`;

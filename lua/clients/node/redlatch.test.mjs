@@ -166,8 +166,9 @@ async function startProxy(port, delay = 0) {
     near.pipe(far);
     if (delay) far.on("data", (chunk) => setTimeout(() => near.write(chunk), delay));
     else far.pipe(near);
+    // Both: one that is held back reads no end, and would keep the process of the tests alive.
     for (const socket of [near, far])
-      socket.on("error", () => {}).on("close", () => near.destroy());
+      socket.on("error", () => {}).on("close", () => [near, far].forEach((one) => one.destroy()));
     sockets.add(far);
     if (isHolding) far.pause();
   });
@@ -978,7 +979,10 @@ test("silent_connection_is_replaced_after_a_limit", async () => {
 test("connection_that_is_silent_from_its_start_is_replaced", async () => {
   const proxy = await startProxy(server);
   const connection = open(proxy.port, { lazyConnect: true }); // only its copies connect
-  onCopy(connection, ({ options }) => (options.socketTimeout = 600_000)); // else 5 s
+  onCopy(connection, (copy) => {
+    copy.options.socketTimeout = 600_000; // else 5 s
+    undoLater(() => clearTimeout(copy.socketTimeoutTimer)); // ioredis leaves it to a closed one
+  });
   const slow = openClient(connection);
   await until(() => slow.isSubscribed);
   const count = proxy.countConnections();

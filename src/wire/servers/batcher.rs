@@ -28,8 +28,7 @@ use tokio::time::Instant;
 
 use super::super::error_replies::{closed, is_broken, too_slow};
 use super::super::request::{PreparedCall, TimedReply};
-use super::last_reply::LastReply;
-use super::sending::{SentFlag, last, pipeline, send_calls};
+use super::sending::{LastReply, SentFlag, last, pipeline, send_calls};
 use super::transport::UNWRITTEN;
 use crate::guarded::Guarded;
 use crate::measure;
@@ -190,9 +189,7 @@ impl Batcher {
     /// Fails if the connection was closed, or the server is silent for `limit`.
     pub(super) async fn check(&self, limit: Duration) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
-        let asking = pin!(self.query(&ping, UNLIMITED));
-        let reply = self.last_reply.unless_silent(limit, asking).await;
-        match reply.unwrap_or_else(|| Err(too_slow())) {
+        match self.query_in_turn(&ping, limit).await {
             Err(error) if is_broken(&error) => Err(error),
             _answered => Ok(()),
         }
@@ -204,7 +201,18 @@ impl Batcher {
     /// Not cancel safe: the command may still run.
     pub(super) async fn query(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
         measure::sent(1);
-        command.query_async(&mut self.connection(limit)).await
+        let reply = command.query_async(&mut self.connection(limit)).await;
+        if reply.is_ok() {
+            self.last_reply.note();
+        }
+        reply
+    }
+
+    /// As [`query`](Batcher::query), but waits for as long as the server replies to any request: it
+    /// serves one `WAIT` after the other.
+    pub(super) async fn query_in_turn(&self, command: &Cmd, limit: Duration) -> Result<Value, RedisError> {
+        let asking = pin!(self.query(command, UNLIMITED));
+        self.last_reply.unless_silent(limit, asking).await.unwrap_or_else(|| Err(too_slow()))
     }
 
     /// Sends commands together and returns a reply for each, even if the pipeline fails as a whole.

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio::time::Instant;
 
 use super::super::error_replies::is_broken;
-use super::super::request::Slot;
-use super::super::request::{PreparedCall, Shard, TimedReply};
+use super::super::request::{PreparedCall, Shard, Slot, TimedReply};
 use super::batcher::Batcher;
 use super::masters::Masters;
 use super::sending::{SentFlag, last};
@@ -23,29 +22,23 @@ pub(in crate::wire) enum Connection {
 }
 
 impl Connection {
+    /// Those of a cluster.
+    fn masters(&self) -> Option<&Arc<Masters>> {
+        match self {
+            Connection::Server(_) => None,
+            Connection::Cluster(masters) => Some(masters),
+        }
+    }
+
     /// The part of the node that has a key.
     pub(in crate::wire) fn shard(&self, key: Option<&str>) -> Shard {
-        match self {
-            Connection::Server(_) => Shard::All,
-            Connection::Cluster(masters) => key.map_or(Shard::All, |key| masters.shard(Slot::for_key(key))),
-        }
+        self.masters().zip(key).map_or(Shard::All, |(masters, key)| masters.shard(Slot::for_key(key)))
     }
 
-    /// Whether this is a part of the node now.
-    pub(in crate::wire) fn has_shard(&self, shard: &Shard) -> bool {
-        match self {
-            Connection::Server(_) => true,
-            Connection::Cluster(masters) => masters.has_shard(shard),
-        }
-    }
-
-    /// Whether a request that was begun then may have gone to this part: of a master that has
-    /// replaced another one since, it shows nothing.
+    /// Whether this is a part of the node now, and a request that was begun then may have gone to
+    /// it: of a master that has replaced another one since, it shows nothing.
     pub(in crate::wire) fn knew_shard(&self, shard: &Shard, begun: Moment) -> bool {
-        match self {
-            Connection::Server(_) => true,
-            Connection::Cluster(masters) => masters.knew_shard(shard, begun),
-        }
+        self.masters().is_none_or(|masters| masters.knew_shard(shard, begun))
     }
 
     /// Sends a request when its turn comes, and waits for the reply for as long as the server
@@ -76,6 +69,19 @@ impl Connection {
         }
     }
 
+    /// As [`query`](Connection::query), but one server is waited for as long as it replies to any
+    /// request.
+    pub(in crate::wire) async fn query_in_turn(
+        &self,
+        command: &Cmd,
+        limit: Duration,
+    ) -> Result<Value, RedisError> {
+        match self {
+            Connection::Server(batcher) => batcher.query_in_turn(command, limit).await,
+            Connection::Cluster(masters) => masters.query(command, limit).await,
+        }
+    }
+
     /// The server's clock. To one server, the name of this library travels with the query.
     pub(in crate::wire) async fn time(&self, limit: Duration) -> Result<Value, RedisError> {
         let time = redis::cmd("TIME");
@@ -100,14 +106,17 @@ impl Connection {
     }
 
     /// Sends a request to every server that grants locks: to the one, or to each master of a
-    /// cluster, by address.
+    /// cluster, by address. Fails if the one gives no reply; a refusal is one.
     pub(in crate::wire) async fn send_to_masters(
         &self,
         request: &Cmd,
         limit: Duration,
     ) -> Result<RepliesByServer, RedisError> {
         match self {
-            Connection::Server(server) => Ok(vec![(None, Ok(server.query(request, limit).await?))]),
+            Connection::Server(server) => match server.query(request, limit).await {
+                Err(error) if !matches!(error.kind(), ErrorKind::Server(_)) => Err(error),
+                reply => Ok(vec![(None, reply)]),
+            },
             Connection::Cluster(masters) => Ok(masters.send_to_all(request, limit).await),
         }
     }
@@ -132,18 +141,12 @@ impl Connection {
     /// Whether the masters of a cluster are known as they were at `start` or later, or cannot be
     /// asked for.
     pub(in crate::wire) fn has_asked_since(&self, start: Moment) -> bool {
-        match self {
-            Connection::Server(_) => true,
-            Connection::Cluster(masters) => masters.has_asked_since(start),
-        }
+        self.masters().is_none_or(|masters| masters.has_asked_since(start))
     }
 
     /// The number of its newest connection to a master of a cluster.
     pub(in crate::wire) fn newest(&self) -> u64 {
-        match self {
-            Connection::Server(_) => 0,
-            Connection::Cluster(masters) => masters.newest(),
-        }
+        self.masters().map_or(0, |masters| masters.newest())
     }
 
     /// Whether the server has replied to some request within the limit, so that a caller's wait is

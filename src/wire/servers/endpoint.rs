@@ -69,15 +69,18 @@ impl Endpoint {
         has_second: bool,
         name: Option<&str>,
     ) -> Result<(Connection, Option<Connection>), RedisError> {
-        let server = match self {
-            Endpoint::Sentinel(sentinel) => Endpoint::Server(sentinel.master().await?),
-            server => (*server).clone(),
+        let (server, epoch) = match self {
+            Endpoint::Sentinel(sentinel) => {
+                let (master, epoch) = sentinel.find().await?;
+                (Endpoint::Server(master), epoch)
+            }
+            server => ((*server).clone(), 0),
         };
         let one = server.connect(limit, name);
         let two = async { if has_second { server.connect(limit, name).await.map(Some) } else { Ok(None) } };
         let connected = tokio::try_join!(one, two)?;
         if let (Endpoint::Sentinel(sentinel), Endpoint::Server(master)) = (self, &server) {
-            sentinel.record_master(master);
+            sentinel.record_master(master, epoch);
         }
         Ok(connected)
     }
@@ -95,14 +98,9 @@ impl Endpoint {
             Endpoint::Server(client) => client.get_connection_info().addr().to_string(),
             #[cfg(feature = "pool")]
             Endpoint::Pool(_) => "pool".to_owned(),
-            Endpoint::Sentinel(sentinel) => sentinel.name().to_owned(),
+            Endpoint::Sentinel(sentinel) => sentinel.name.clone(),
             Endpoint::Cluster(_) => "cluster".to_owned(),
         }
-    }
-
-    /// Whether each new connection looks up which server is the master.
-    pub(in crate::wire) fn finds_master(&self) -> bool {
-        matches!(self, Endpoint::Sentinel(_))
     }
 
     /// Whether all connections lead to one server. Behind sentinels, one may lead to a master and

@@ -170,7 +170,7 @@ impl Masters {
                 // Without the right to ASKING, the reply would only be MOVED.
                 batch.record(replies.into_iter().reduce(Result::and).into_iter().collect());
             }
-            batch.replies()
+            batch.replies
         };
         self.run(&master, deadline, send).await.and_then(last)
     }
@@ -280,19 +280,14 @@ impl Masters {
         self.of_slot(slot).map_or(Shard::Unserved, |master| Shard::Master(master.address.clone()))
     }
 
-    /// Whether this is a part of the cluster now.
-    pub(super) fn has_shard(&self, shard: &Shard) -> bool {
+    /// Whether this is a part of the cluster now, and a request that was begun then may have gone
+    /// to it.
+    pub(super) fn knew_shard(&self, shard: &Shard, begun: Moment) -> bool {
         match shard {
             Shard::All => true,
-            Shard::Master(address) => self.table.lock().masters.contains_key(address),
+            Shard::Master(address) => self.table.lock().knew(address, begun),
             Shard::Unserved => self.table.lock().slots.len() < usize::from(SLOTS),
         }
-    }
-
-    /// Whether a request that was begun then may have gone to this part.
-    pub(super) fn knew_shard(&self, shard: &Shard, begun: Moment) -> bool {
-        let Shard::Master(address) = shard else { return true };
-        self.table.lock().knew(address, begun)
     }
 
     fn of_slot(&self, slot: Slot) -> Option<Arc<Master>> {

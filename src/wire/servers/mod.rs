@@ -11,7 +11,6 @@ mod connecting;
 mod connection;
 mod endpoint;
 mod first_reply;
-mod last_reply;
 mod master;
 mod masters;
 mod refused_connection;

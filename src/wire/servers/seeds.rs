@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, ServerErrorKind, Value};
 
+use super::transport::moved_to;
 use crate::guarded::Guarded;
 
 /// How many servers are kept, and of how many names in a reply: a cluster has at most [1,000
@@ -98,17 +99,9 @@ pub(super) fn at_address(from: &ConnectionInfo, host: &str, port: u16) -> Option
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host,
         _ => "",
     };
-    let host = if host.is_empty() { named_by } else { host }.to_owned();
-    if host.is_empty() || host == "?" {
-        return None;
-    }
-    let addr = match from.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
-    };
-    Some(from.clone().set_addr(addr))
+    let host = if host.is_empty() { named_by } else { host };
+    let is_known = !host.is_empty() && host != "?";
+    is_known.then(|| moved_to(from, host.to_owned(), port))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::super::error_replies::{at_announced, too_slow};
 use super::refused_connection::{EXPLAINING, explain};
-use super::transport::config;
+use super::transport::{config, moved_to};
 
 /// How long to wait for the other sentinels once one has replied.
 const REPORT_GATHERING: Duration = Duration::from_millis(100);
@@ -21,13 +21,13 @@ const REPORT_GATHERING: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct SentinelMaster {
     sentinels: Vec<ConnectionInfo>,
-    name: String,
+    pub(super) name: String,
     /// The master's connection settings. The address is a placeholder.
     master: ConnectionInfo,
     limit: Duration,
     /// The address that requests are sent to.
     place: watch::Sender<Option<ConnectionAddr>>,
-    /// The epoch of the report that named the master in use.
+    /// The epoch of the report that named the master in use, or of a later one.
     epoch: Arc<AtomicU64>,
 }
 
@@ -59,21 +59,14 @@ impl SentinelMaster {
         Ok(SentinelMaster { sentinels, name, master, limit, place, epoch: Arc::default() })
     }
 
-    /// The name of the master.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Finds the master's present address, as reported by the sentinel with the latest failover and
     /// confirmed by the server itself.
     pub(super) async fn master(&self) -> Result<Client, RedisError> {
-        let (master, epoch) = self.find().await?;
-        self.epoch.store(epoch, Ordering::SeqCst);
-        Ok(master)
+        Ok(self.find().await?.0)
     }
 
     /// The master, and the epoch of the report that named it.
-    async fn find(&self) -> Result<(Client, u64), RedisError> {
+    pub(super) async fn find(&self) -> Result<(Client, u64), RedisError> {
         let known = self.epoch.load(Ordering::SeqCst);
         let mut queries = JoinSet::new();
         for sentinel in &self.sentinels {
@@ -107,10 +100,17 @@ impl SentinelMaster {
             return Err(if is_lasting { failure } else { not_yet(failure) });
         };
         if reports.len() == self.sentinels.len() {
-            // An operator may have made all of them forget the failovers.
-            self.epoch.store(latest.epoch, Ordering::SeqCst);
+            // An operator may have made all of them forget the failovers. What another search has
+            // found since this one began is newer.
+            let (this, order) = (latest.epoch, Ordering::SeqCst);
+            let _newer_stays = self.epoch.compare_exchange(known, this, order, order);
         }
-        let master = Client::open(self.at(latest))?;
+        // Those that are cut off with a replaced master are few.
+        if latest.epoch < known && reports.len() <= self.sentinels.len() / 2 {
+            let text = "the sentinels that answer name the master of before the last failover";
+            return Err(RedisError::from((ErrorKind::UnexpectedReturnType, text, self.name.clone())));
+        }
+        let master = Client::open(moved_to(&self.master, latest.host.clone(), latest.port))?;
         match self.role_of(&master).await {
             Ok(Some(Value::BulkString(role))) if role == b"master" => Ok((master, latest.epoch)),
             Ok(_) => {
@@ -135,13 +135,16 @@ impl SentinelMaster {
     /// Whether the sentinels place the master elsewhere than requests are sent.
     pub(in crate::wire) async fn has_moved(&self) -> bool {
         let Ok(Ok((master, epoch))) = timeout(self.limit, self.find()).await else { return false };
-        // One that knows less than what the master in use was found by says nothing about it.
+        // A connection that works is left for fewer failovers only if all sentinels report them.
         let is_later = self.epoch.fetch_max(epoch, Ordering::SeqCst) <= epoch;
         is_later && self.place.borrow().as_ref() != Some(master.get_connection_info().addr())
     }
 
-    /// Records where requests are sent from now on.
-    pub(super) fn record_master(&self, master: &Client) {
+    /// Records where requests are sent from now on. The epoch is not lowered before: a
+    /// subscription, or a connection that fails, must not make an outdated sentinel seem to know
+    /// enough.
+    pub(super) fn record_master(&self, master: &Client, epoch: u64) {
+        self.epoch.store(epoch, Ordering::SeqCst);
         let new = Some(master.get_connection_info().addr().clone());
         self.place.send_if_modified(|place| {
             let moves = *place != new;
@@ -187,15 +190,6 @@ impl SentinelMaster {
         let known: HashMap<String, String> = redis::from_redis_value(known).unwrap_or_default();
         let epoch = known.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         Ok(MasterReport { epoch, host, port })
-    }
-
-    fn at(&self, report: &MasterReport) -> ConnectionInfo {
-        let (mut addr, to) = (self.master.addr().clone(), report.clone());
-        match &mut addr {
-            ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = (to.host, to.port),
-            other => *other = ConnectionAddr::Tcp(to.host, to.port),
-        }
-        self.master.clone().set_addr(addr)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, RedisError, Value};
 
 use super::super::error_replies::is_broken;
 
@@ -49,6 +49,16 @@ pub(crate) fn with_settings(info: ConnectionInfo, limit: Duration) -> Connection
     let tcp = tcp(info.tcp_settings(), limit);
     let redis = info.redis_settings().clone().set_skip_set_lib_name();
     info.set_tcp_settings(tcp).set_redis_settings(redis)
+}
+
+/// The server at another address, with the settings of this one.
+pub(super) fn moved_to(info: &ConnectionInfo, new_host: String, new_port: u16) -> ConnectionInfo {
+    let mut addr = info.addr().clone();
+    match &mut addr {
+        ConnectionAddr::TcpTls { host, port, .. } => (*host, *port) = (new_host, new_port),
+        other => *other = ConnectionAddr::Tcp(new_host, new_port),
+    }
+    info.clone().set_addr(addr)
 }
 
 /// Names this library in `CLIENT LIST`. Servers before Redis 7.2 refuse it, and so do users without

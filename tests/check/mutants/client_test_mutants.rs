@@ -25,7 +25,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
             "let may_have_released = if is_final {",
             "let may_have_released = if is_final || votes.deployment.nodes > 0 {",
         )],
-        test: "suite::mutex_standalone_push_resp2::release_succeeds_if_its_first_reply_is_lost",
+        test: "suite::mutex_standalone_push_resp2::acquire_counts_once_if_its_reply_is_lost",
     },
     TestMutant {
         name: "holder-not-announced-to-tasks-of-its-owner",
@@ -110,7 +110,7 @@ pub const CLIENT_TEST_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "outage-limit-ignored",
-        edits: &[edit("src/lease/outage_deadline.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
+        edits: &[edit("src/lease/progress.rs", "unqueued: limit.unwrap_or(unqueued),", "unqueued,")],
         test: "options::outage_limit_bounds_how_long_a_call_retries",
     },
     TestMutant {

@@ -7,7 +7,7 @@ use super::client_test_mutants::edit;
 pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "new-connection-asks-nothing",
-        edits: &[edit("src/lease/connection_watch.rs", "            self.notice_connection(place);\n", "")],
+        edits: &[edit("src/lease/new_connection.rs", "            self.notice_connection(place);\n", "")],
         test: "suite::mutex_standalone_push_resp2::losses_are_known_once_the_client_is_connected_again",
     },
     TestMutant {
@@ -261,28 +261,28 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         test: "quorum::queue::quorum_writer_that_reads_now_leaves_the_queue_of_a_node",
     },
     TestMutant {
-        name: "converted-hold-forgets-what-it-reserved",
+        name: "downgraded-hold-keeps-what-it-reserved",
         edits: &[edit(
-            "src/lease/release.rs",
-            "[token.get(), token.get() + u64::from(attempt.spare_tokens())]",
-            "[token.get(), token.get()]",
+            "lua/rwlock.lua",
+            "    end_hold(lock, 'write', writes, call)\n    give_back_spare(lock, writes, call)\n",
+            "    end_hold(lock, 'write', writes, call)\n",
         )],
         test: "standalone::reserved_tokens::the_lost_release_of_a_converted_hold_has_released_it",
     },
     TestMutant {
         name: "adopted-hold-forgets-what-was-reserved",
-        edits: &[edit("src/lease/adoption.rs", "1 + ticket.spare_tokens", "1")],
+        edits: &[edit("src/lease/acquire.rs", "1 + ticket.spare_tokens", "1")],
         test: "standalone::reserved_tokens::the_next_attempt_gives_back_what_the_former_has_reserved",
     },
     TestMutant {
         name: "dropped-adoption-takes-a-used-token-back",
-        edits: &[edit("src/lease/adoption.rs", "attempt.note_token(ticket.fencing_token());", "")],
+        edits: &[edit("src/lease/acquire.rs", "attempt.note_token(ticket.fencing_token());", "")],
         test: "standalone::reserved_tokens::a_dropped_adoption_takes_no_used_token_back",
     },
     TestMutant {
         name: "ticket-without-a-token-names-spare-ones",
         edits: &[edit(
-            "src/lease/adoption.rs",
+            "src/lease/hold.rs",
             "lease.fencing_token().map_or(0, spare)",
             "attempt.spare_tokens().max(0 * lease.fencing_token().map_or(0, spare))",
         )],
@@ -300,7 +300,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "lease-that-was-granted-again-stays-held",
         edits: &[edit(
-            "src/lease/granted_again.rs",
+            "src/lease/new_connection.rs",
             "let is_comparable = may_return\n",
             "let is_comparable = false && may_return\n",
         )],
@@ -317,7 +317,7 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "new-connection-is-noticed-twice-a-second",
-        edits: &[edit("src/lease/granted_again.rs", "            self.notice_connection(0);\n", "")],
+        edits: &[edit("src/lease/new_connection.rs", "            self.notice_connection(0);\n", "")],
         test: "standalone::restored_queue::one_that_is_released_on_a_new_connection_was_lost",
     },
     TestMutant {
@@ -379,5 +379,19 @@ pub const FINDING_MUTANTS: &[TestMutant] = &[
         name: "refused-repair-is-never-answered",
         edits: &[edit("src/lease/renewal.rs", "            in_flight.answered();\n", "")],
         test: "quorum::lost_leases::quorum_repair_that_a_node_refuses_leaves_no_mark",
+    },
+    TestMutant {
+        name: "proposal-from-one-clock",
+        edits: &[edit(
+            "src/wire/nodes.rs",
+            "{ Ok(()) } else { Err(Failure::no_majority(replies)) }",
+            "{ Ok(()) } else { Ok(drop(replies)) }",
+        )],
+        test: "quorum::tokens::quorum_first_token_is_none_of_a_client_that_knows_one_clock",
+    },
+    TestMutant {
+        name: "wait-for-replicas-has-one-limit",
+        edits: &[edit("src/wire/node.rs", "connection.query_in_turn(&wait", "connection.query(&wait")],
+        test: "replicas::confirmation::replicas_standalone_many_calls_wait_in_turn",
     },
 ];

@@ -129,7 +129,7 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "outage-limit-counts-from-the-front",
         edits: &[edit(
-            "src/lease/outage_deadline.rs",
+            "src/lease/progress.rs",
             "*begun.get_or_insert_with(Moment::now)",
             "*begun.insert(Moment::now())",
         )],
@@ -146,9 +146,13 @@ pub const LEASE_TEST_MUTANTS: &[TestMutant] = &[
         test: "quorum::slow_nodes::quorum_release_of_a_reader_does_not_wait_for_a_node_that_hangs",
     },
     TestMutant {
-        name: "ticket-leaves-its-place",
-        edits: &[edit("src/lease/attempt_guard.rs", "if nodes.is_empty() ||", "if !nodes.is_empty() ||")],
-        test: "quorum::slow_nodes::quorum_ticket_leaves_no_place_on_a_node_that_had_not_granted_it",
+        name: "outdated-sentinel-is-believed-alone",
+        edits: &[edit(
+            "src/wire/servers/sentinel.rs",
+            "reports.len() <= self.sentinels.len() / 2",
+            "reports.is_empty()",
+        )],
+        test: "sentinel::two_masters::sentinel_client_waits_until_a_later_sentinel_answers",
     },
     TestMutant {
         name: "outdated-sentinel-is-not-waited-out",

@@ -61,15 +61,15 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
         name: "place-of-an-unsent-poll-stays",
         edits: &[edit(
             "src/lease/attempt_guard.rs",
-            "            Standing::Asked { is_first: true } if is_withdrawn => return,",
-            "            Standing::Asked { .. } if is_withdrawn => return,",
+            "            Standing::Asked { is_first: true } if is_withdrawn && !is_unknown => return,",
+            "            Standing::Asked { .. } if is_withdrawn && !is_unknown => return,",
         )],
         test: "standalone::request_queue::a_poll_that_was_not_sent_leaves_no_place",
     },
     TestMutant {
         name: "answer-does-not-end-an-outage",
         edits: &[edit(
-            "src/lease/outage_deadline.rs",
+            "src/lease/progress.rs",
             "        self.has_queued |= is_queued;\n        self.failing_since = None;\n",
             "        self.has_queued |= is_queued;\n",
         )],
@@ -86,7 +86,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "try-of-all-is-not-undone",
-        edits: &[edit("src/lease/all_at_once.rs", "if in_flight.is_indeterminate() {", "if false {")],
+        edits: &[edit("src/lease/acquire.rs", "if in_flight.is_indeterminate() {", "if false {")],
         test: "locks::sets::a_try_without_a_reply_leaves_no_lock",
     },
     TestMutant {
@@ -124,7 +124,7 @@ pub const PLANTED_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "partial-grant-of-a-nested-try-stays",
         edits: &[edit(
-            "src/lease/local_wait.rs",
+            "src/lease/wait_loop.rs",
             "AcquireOutcome::NoMajority { .. } => guard.abandon(),",
             "AcquireOutcome::NoMajority { .. } => {}",
         )],

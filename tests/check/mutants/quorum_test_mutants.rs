@@ -17,7 +17,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "accepted-token-forgotten",
         edits: &[Edit {
-            file: "src/lease/acquire_round.rs",
+            file: "src/lease/attempt_guard.rs",
             from: "                    nodes.accepted(token);\n",
             to: "                    let _: fn(&crate::wire::Nodes, u64) = crate::wire::Nodes::accepted;\n",
         }],
@@ -109,7 +109,7 @@ pub const QUORUM_TEST_MUTANTS: &[TestMutant] = &[
         name: "queue-entry-left-on-a-minority",
         edits: &[Edit {
             file: "src/lease/attempt_guard.rs",
-            from: "if is_unanimous && !self.attempt.in_flight.is_indeterminate() {",
+            from: "if self.is_unanimous && !self.attempt.in_flight.is_indeterminate() {",
             to: "if !self.attempt.in_flight.is_indeterminate() {",
         }],
         test: "quorum::queue::quorum_release_leaves_the_queue_of_a_node_that_did_not_grant",

@@ -66,9 +66,9 @@ pub const MUTANTS: &[Mutant] = &[
         name: "validity-from-the-reply",
         edits: &[
             Edit {
-                file: "src/lease/acquire_round.rs",
+                file: "src/lease/attempt_guard.rs",
                 from: "let Some(sent) = tally.granted_since else",
-                to: "let Some(sent) = tally.granted_since.map(|_| Moment::now()) else",
+                to: "let Some(sent) = tally.granted_since.map(|_| crate::clock::Moment::now()) else",
             },
             Edit {
                 file: "src/lease/renewal.rs",
@@ -156,7 +156,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "waiters-do-not-poll",
         edits: &[Edit {
-            file: "src/lease/waiter.rs",
+            file: "src/lease/progress.rs",
             from: "timeout_at(until, mailbox.wait())",
             to: "timeout_at(until + Duration::from_secs(3600), mailbox.wait())",
         }],

@@ -135,7 +135,7 @@ pub const TEST_MUTANTS: &[TestMutant] = &[
     TestMutant {
         name: "old-local-hold-removes-the-new-one",
         edits: &[Edit {
-            file: "src/lease/nested_hold.rs",
+            file: "src/lease/hold.rs",
             from: "        if holds.get(&self.key).is_some_and(|found| found.strong_count() == 0) {\n            holds.remove(&self.key);\n        }\n",
             to: "        holds.remove(&self.key);\n",
         }],

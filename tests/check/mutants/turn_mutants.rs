@@ -158,7 +158,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
     },
     TestMutant {
         name: "close-leaves-a-passed-hold",
-        edits: &[edit("src/lease/close.rs", "        self.local_queues.end_turns();\n", "")],
+        edits: &[edit("src/lease/client.rs", "        self.local_queues.end_turns();\n", "")],
         test: "suite::mutex_standalone_push_resp2::a_close_releases_a_hold_that_no_task_receives",
     },
     TestMutant {

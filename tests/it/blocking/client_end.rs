@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, LeaseEnd, Options};
 
 use super::{Fixture, LONG, soon};
-use crate::support::{Topology, Worker};
+use crate::support::{Topology, Worker, patient};
 
 /// What is not released when `main` returns is never released.
 #[test]
@@ -23,7 +23,7 @@ fn a_program_that_ends_leaves_no_lock_held() {
 #[test]
 fn the_thread_ends_with_the_last_guard() {
     let fixture = Fixture::start(Topology::Quorum3);
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let mutex = locks.mutex("x").unwrap();
     let guard = mutex.lock().unwrap();
     drop((locks, mutex));
@@ -66,7 +66,7 @@ fn the_thread_ends_although_the_server_does_not_answer() {
 #[test]
 fn a_closed_client_acquires_nothing_and_still_inspects() {
     let fixture = Fixture::start(Topology::Standalone);
-    let options = Options::new().ttl(LONG);
+    let options = patient().ttl(LONG);
     let (locks, other) = (fixture.locks(options.clone()), fixture.locks(options));
     let (mutex, rw) = (locks.mutex("x").unwrap(), locks.rwlock("rw").unwrap());
     let (guard, writing) = (mutex.lock().unwrap(), rw.write().unwrap());
@@ -104,7 +104,7 @@ fn a_closed_client_acquires_nothing_and_still_inspects() {
 #[test]
 fn the_async_client_ends_with_the_thread() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let asynchronous = locks.as_async().clone();
     let guard = fixture.runtime.block_on(asynchronous.mutex("x").unwrap().lock()).unwrap();
     let lease = guard.lease().clone();

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use redlatch::{Context, Error, LeaseEnd, Member, Mode, Name, Options, Owner};
+use redlatch::{Context, Error, LeaseEnd, Member, Mode, Name, Owner};
 
 use super::{Fixture, LONG};
-use crate::support::Topology;
+use crate::support::{Topology, patient};
 
 fn every_kind_is_acquired_and_released_on(topology: Topology) {
     let fixture = Fixture::start(topology);
-    let options = Options::new().ttl(LONG);
+    let options = patient().ttl(LONG);
     let (locks, other) = (fixture.locks(options.clone()), fixture.locks(options));
     let limit = Duration::from_millis(1);
 
@@ -118,7 +118,7 @@ fn every_kind_is_acquired_and_released_on_a_quorum() {
 /// The client that made the ticket has ended by then, with its thread.
 fn tickets_of_every_kind_continue_on(topology: Topology) {
     let fixture = Fixture::start(topology);
-    let options = Options::new().ttl(LONG);
+    let options = patient().ttl(LONG);
     let (locks, other) = (fixture.locks(options.clone()), fixture.locks(options));
     let owner = Owner::new();
     let mutex = locks.mutex("mutex").unwrap().lock().unwrap();
@@ -169,7 +169,7 @@ fn tickets_of_every_kind_continue_on_a_quorum() {
 #[test]
 fn a_lost_lease_becomes_no_ticket_and_its_guard_is_returned() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let mutex = locks.mutex("x").unwrap();
     let guard = mutex.lock().unwrap();
     assert!(mutex.force_release().unwrap());

@@ -8,7 +8,7 @@ use redlatch::{ConfigError, Error, LocksBuilder, Options, Owner};
 use tokio::runtime::Builder;
 
 use super::{Fixture, LONG, soon};
-use crate::support::Topology;
+use crate::support::{Topology, patient};
 
 #[track_caller]
 fn assert_refused<T: Debug>(outcome: Result<T, impl Into<Error>>) {
@@ -52,7 +52,7 @@ fn assert_all_refused(builder: &LocksBuilder, locks: &Locks, guards: (MutexGuard
 fn calls_on_a_runtime_return_an_error_and_change_nothing() {
     let fixture = Fixture::start(Topology::Standalone);
     let builder = fixture.builder();
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let guards = || {
         let lock = |name| locks.mutex(name).unwrap().lock_timeout(LONG).unwrap();
         (lock("released"), lock("dropped"))

@@ -14,7 +14,7 @@ use redlatch::blocking::Locks;
 use redlatch::{ConfigError, Error, Lease, LeaseEnd, LocksBuilder, Options, Renewal};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::support::{Deployment, LONGEST_WAIT, MASTER, Server, Topology, eventually};
+use crate::support::{Deployment, LONGEST_WAIT, MASTER, Server, Topology, eventually, patient, ttl};
 
 /// A limit of a client's calls that no test reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -72,12 +72,12 @@ fn soon<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static
     is_done.recv_timeout(LONGEST_WAIT).unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// A program with one thread blocks for three TTLs, and keeps its lease.
+/// A program with one thread blocks for longer than a TTL, and keeps its lease.
 #[test]
 fn a_lease_is_renewed_while_the_only_thread_of_the_program_blocks() {
-    const TTL_MS: i64 = 2_000;
+    const TTL_MS: i64 = 6_000;
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(Duration::from_millis(2_000)));
+    let locks = fixture.locks(ttl(6_000));
     let guard = locks.mutex("long").unwrap().lock().unwrap();
     let token = guard.check().unwrap();
     assert!(token.is_some());
@@ -87,7 +87,7 @@ fn a_lease_is_renewed_while_the_only_thread_of_the_program_blocks() {
         let server = &deployment.masters()[0];
         let holder: String = server.run(&["GET", "lock:long"]).await;
         let (start, mut renewals, mut last) = (server.time().await, 0, TTL_MS);
-        while renewals < 3 || server.time().await - start < 3_000 * TTL_MS {
+        while renewals < 3 || server.time().await - start < 1_200 * TTL_MS {
             let left: i64 = server.run(&["PTTL", "lock:long"]).await;
             assert!(left > 0, "expired after {renewals} renewals");
             renewals += i64::from(left > last);
@@ -107,7 +107,7 @@ fn a_lease_is_renewed_while_the_only_thread_of_the_program_blocks() {
 #[test]
 fn renew_extends_a_lease_that_is_renewed_by_hand() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(LONG).renewal(Renewal::Never));
+    let locks = fixture.locks(patient().ttl(LONG).renewal(Renewal::Never));
     let guard = locks.mutex("x").unwrap().lock().unwrap();
     let server = &fixture.deployment.masters()[0];
     let before = guard.lease().valid_until();
@@ -123,7 +123,7 @@ fn renew_extends_a_lease_that_is_renewed_by_hand() {
 #[test]
 fn a_waiting_thread_acquires_after_a_release() {
     let fixture = Fixture::start(Topology::Standalone);
-    let options = Options::new().ttl(LONG);
+    let options = patient().ttl(LONG);
     let (locks, other) = (fixture.locks(options.clone()), fixture.locks(options));
     let guard = locks.mutex("x").unwrap().lock().unwrap();
     let (granted, is_granted) = mpsc::channel();
@@ -144,7 +144,7 @@ fn a_waiting_thread_acquires_after_a_release() {
 #[test]
 fn panicking_work_and_failing_work_release_the_lock() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let mutex = locks.mutex("x").unwrap();
     let panics = |_: Lease| -> Result<(), Error> { panic!("a bug in the work") };
     catch_unwind(AssertUnwindSafe(|| mutex.run(panics))).unwrap_err();
@@ -158,8 +158,8 @@ fn panicking_work_and_failing_work_release_the_lock() {
 #[test]
 fn a_revoked_lease_fails_the_work() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(Duration::from_millis(900)));
-    let other = fixture.locks(Options::new());
+    let locks = fixture.locks(ttl(6_000));
+    let other = fixture.locks(patient());
     let mutex = locks.mutex("x").unwrap();
     let outcome = mutex.run(|lease| {
         assert!(other.mutex("x")?.force_release()?);
@@ -175,7 +175,7 @@ fn a_revoked_lease_fails_the_work() {
 #[test]
 fn a_thread_that_waits_for_itself_learns_it_from_the_error() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = fixture.locks(Options::new().ttl(LONG));
+    let locks = fixture.locks(patient().ttl(LONG));
     let mutex = locks.mutex("x").unwrap();
     let _guard = mutex.lock().unwrap();
     let outcome = mutex.lock_timeout(Duration::from_millis(1));
@@ -186,17 +186,17 @@ fn a_thread_that_waits_for_itself_learns_it_from_the_error() {
 #[test]
 fn a_lazy_client_connects_with_its_first_call() {
     let fixture = Fixture::start(Topology::Standalone);
-    let locks = Locks::connect_lazily(fixture.builder().client_name("blocked")).unwrap();
+    let locks = Locks::connect_lazily(fixture.builder().options(patient()).client_name("blocked")).unwrap();
     let clients: String = fixture.runtime.block_on(fixture.deployment.masters()[0].run(&["CLIENT", "LIST"]));
     assert!(!clients.contains(" name=blocked"), "{clients}");
-    let short = locks.with_options(Options::new().ttl(Duration::from_secs(7))).unwrap();
+    let short = locks.with_options(ttl(7_000)).unwrap();
     drop(locks);
     let guard = short.mutex("x").unwrap().lock().unwrap();
     let server = &fixture.deployment.masters()[0];
     let left: i64 = fixture.runtime.block_on(server.run(&["PTTL", "lock:x"]));
     assert!((1..=7_000).contains(&left), "{left}");
     assert!(matches!(
-        short.with_options(Options::new().ttl(Duration::ZERO)),
+        short.with_options(patient().ttl(Duration::ZERO)),
         Err(Error::Config(ConfigError::Span { .. }))
     ));
     guard.release().unwrap();

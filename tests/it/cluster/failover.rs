@@ -7,10 +7,11 @@ use redlatch::{Error, LeaseEnd, Locks};
 
 use super::{open, replace, set_node_timeout, tag_at};
 use crate::support::failover::{
-    Contention, Ends, KINDS, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, impatient, stat, urls,
+    Contention, Ends, NODE_TIMEOUT, SLACK, Watch, caught_up, cut_off, fail_all, impatient, stat, urls,
 };
 use crate::support::{
-    AnyGuard, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient, soon,
+    AnyGuard, Deployment, KINDS, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only,
+    patient, soon,
 };
 
 /// The TTL of leases that must outlast an outage. If the masters do not agree, an election is

@@ -1,14 +1,12 @@
-//! The nodes of a cluster: subscriptions on any of them, seeds, and repeated requests.
+//! The nodes of a cluster: subscriptions on any of them, and seeds.
 
 use redlatch::{ConfigError, Error, Locks, Options};
 
 use super::{open, replace, tag_at};
 use crate::standalone::reconnections::{long_turn, lost_on_its_way};
 use crate::support::events::{TRACED, listen};
-use crate::support::failover::{
-    Contention, KINDS, NODE_TIMEOUT, SLACK, impatient, stat, urls, was_one_notified,
-};
-use crate::support::{Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, patient};
+use crate::support::failover::{Contention, NODE_TIMEOUT, SLACK, impatient, stat, urls, was_one_notified};
+use crate::support::{Deployment, KINDS, Server, Stopwatch, Topology, eventually, patient};
 
 /// A waiter is notified at once although its client is subscribed to another server than the
 /// lock's: to a master, to a replica, and to any other server after that one has died.
@@ -96,50 +94,6 @@ async fn cluster_release_leaves_no_queue() {
     let keys = deployment.run::<Vec<String>>(&["KEYS", "*"]).await.concat();
     assert!(keys.len() >= 20 && keys.iter().all(|key| key.ends_with(":fence")), "{keys:?}");
     drop(locks);
-    deployment.assert_nothing_left().await;
-}
-
-/// If a reply is lost, the client sends the request again: the script runs twice.
-#[tokio::test(flavor = "multi_thread")]
-async fn cluster_repeated_request_counts_once() {
-    let deployment = Deployment::start(Topology::Cluster).await;
-    let proxy = Proxy::before(deployment.all().map(Server::port).collect()).await;
-    let locks = Locks::builder()
-        .cluster(urls("127.0.0.2", deployment.masters()))
-        .options(impatient())
-        .connect()
-        .await
-        .unwrap();
-    let others = open(&deployment, notified_only()).await;
-    let runs = || async { deployment.scripts_run().await };
-    for kind in KINDS {
-        let (lock, watcher) = (kind.lock(&locks, kind.name()), kind.lock(&others, kind.name()));
-        let guard = lock.lock().await.unwrap();
-        let mut last = guard.lease().fencing_token();
-        guard.release().await.unwrap();
-        for round in 1..=5 {
-            let (before, lost) = (runs().await, proxy.lost());
-            proxy.lose_next_reply();
-            let guard = lock.lock().await.unwrap();
-            let ran = runs().await - before;
-            assert!(ran >= 2 && proxy.lost() == lost + 1, "acquire should run twice: {ran}");
-            let (counts, last_token) = deployment.holds_and_token(&watcher).await;
-            assert_eq!(counts, [1], "{kind:?}");
-            let token = guard.lease().fencing_token();
-            assert_eq!(last_token, token.map(|token| token.get()));
-            // A reader shares the last writer's token, and there was no writer.
-            assert!(token > last || kind.name() == "read", "{token:?} after {last:?}");
-            last = token;
-            let before = runs().await;
-            proxy.lose_next_reply();
-            guard.release().await.unwrap_or_else(|error| panic!("{kind:?} in round {round}: {error}"));
-            let ran = runs().await - before;
-            assert!(ran >= 2 && proxy.lost() == lost + 2, "release should run twice: {ran}");
-            assert!(!deployment.is_locked(&watcher).await, "{kind:?}");
-        }
-    }
-    drop((locks, others));
-    proxy.outlive_clients().await;
     deployment.assert_nothing_left().await;
 }
 

@@ -11,9 +11,9 @@ use tokio::time::sleep;
 
 use super::{open, tag_at};
 use crate::support::events::{TRACED, listen};
-use crate::support::failover::{Contention, Ends, KINDS, NODE_TIMEOUT, SLACK, was_one_notified};
+use crate::support::failover::{Contention, Ends, NODE_TIMEOUT, SLACK, was_one_notified};
 use crate::support::raw::script;
-use crate::support::{Deployment, Kind, Stopwatch, Topology, eventually, notified_only, soon, ttl};
+use crate::support::{Deployment, KINDS, Kind, Stopwatch, Topology, eventually, notified_only, soon, ttl};
 
 /// `release` sends the request three times within this time; then the keeper takes over.
 const RELEASE: Duration = Duration::from_secs(3);

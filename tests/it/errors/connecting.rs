@@ -14,15 +14,17 @@ use redlatch::{Locks, LocksBuilder, Options};
 
 use super::{KINDS, cause};
 use crate::support::tls::{Authority, is_available, url};
-use crate::support::{Deployment, Server, Topology, eventually, free_port, soon};
+use crate::support::{Deployment, Server, Topology, eventually, free_port, patient, soon};
 
-fn patient() -> Options {
-    Options::new().node_timeout(Duration::from_secs(2)).outage_limit(Duration::from_secs(3600))
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn waits_an_hour() -> Options {
+    Options::new().node_timeout(Duration::from_secs(2)).outage_limit(HOUR)
 }
 
 /// A call fails although it may wait for an hour, and says why.
 async fn fails_at_once(what: &str, builder: LocksBuilder, why: &str) {
-    let locks = builder.options(patient()).connect_lazily().unwrap();
+    let locks = builder.options(waits_an_hour()).connect_lazily().unwrap();
     for _ in 0..2 {
         let error = soon(what, locks.mutex("x").unwrap().lock()).await.unwrap_err();
         assert!(!error.is_transient() && !error.is_indeterminate(), "{what}: {error:?}");
@@ -40,7 +42,7 @@ async fn a_wrong_topology_is_a_lasting_mistake() {
     let is_node = "the server is a node of a cluster: call LocksBuilder::cluster";
     for name in ["a", "b", "c"] {
         // One of these names is in a slot of another node.
-        let locks = Locks::builder().server(node.clone()).options(patient()).connect().await.unwrap();
+        let locks = Locks::builder().server(node.clone()).options(waits_an_hour()).connect().await.unwrap();
         if let Err(error) = soon("an answer", locks.mutex(name).unwrap().lock()).await {
             assert!(format!("{error:?}").contains(is_node) && !error.is_transient(), "{error:?}");
         }
@@ -60,9 +62,12 @@ async fn one_wrong_sentinel_beside_silent_ones_is_no_lasting_mistake() {
     let sentinels = Deployment::start(Topology::Sentinel).await;
     let plain = Server::start().await;
     let urls = sentinels.entrances().iter().chain([&plain]).map(|server| server.url());
-    let locks = Locks::builder().sentinel(urls, "mymaster").options(patient()).connect_lazily().unwrap();
+    let builder = Locks::builder().sentinel(urls, "mymaster");
+    let locks = builder.clone().options(waits_an_hour()).connect_lazily().unwrap();
+    // It waits for the silent ones.
+    let tries = builder.options(Options::new().node_timeout(Duration::from_secs(5))).connect_lazily();
     sentinels.entrances().iter().for_each(|sentinel| sentinel.pause());
-    let error = locks.with_options(Options::new()).unwrap().mutex("x").unwrap().try_lock().await.unwrap_err();
+    let error = tries.unwrap().mutex("x").unwrap().try_lock().await.unwrap_err();
     assert!(error.is_transient() && format!("{error:?}").contains("unknown command"), "{error:?}");
     sentinels.entrances().iter().for_each(|sentinel| sentinel.resume());
     soon("the master is found", locks.mutex("x").unwrap().lock()).await.unwrap().release().await.unwrap();
@@ -72,10 +77,16 @@ async fn one_wrong_sentinel_beside_silent_ones_is_no_lasting_mistake() {
 async fn missing_and_wrong_credentials_are_lasting_mistakes() {
     let server = Server::start().await;
     let url = server.url();
+    let open = async |url: String| Locks::builder().server(url).options(patient()).connect().await;
     fails_at_once("no database", Locks::builder().server(format!("{url}99")), "DB index").await;
+    let error = open(format!("{url}99")).await.unwrap_err();
+    assert!(cause(&error).to_string().contains("DB index") && !error.is_transient(), "{error:?}");
     server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
     fails_at_once("no password", Locks::builder().server(url.clone()), "NOAUTH").await;
     let wrong = url.replace("redis://", "redis://:wrong@");
+    let error = open(wrong.clone()).await.unwrap_err();
+    assert!(error.to_string().ends_with("the server refused the user name or the password"), "{error}");
+    assert!(!error.is_transient(), "{error:?}");
     fails_at_once("a wrong password", Locks::builder().server(wrong), "user name or the password").await;
 }
 
@@ -102,7 +113,7 @@ async fn too_many_clients_are_named_and_waited_out() {
     ] {
         let server = Server::start_with(if is_node { &["--cluster-enabled", "yes"] } else { &[] }).await;
         if is_node {
-            serve_all_slots(&server).await;
+            server.add_slots(0..16_384).await;
         }
         let mut admin = server.connection().await;
         let mut set = async |setting: &str, value: &str| {
@@ -116,10 +127,10 @@ async fn too_many_clients_are_named_and_waited_out() {
         let builder =
             || if is_node { Locks::builder().cluster([url.clone()]) } else { Locks::builder().server(&*url) };
         let locks = |options| builder().options(options).connect_lazily().unwrap();
-        let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
+        let error = locks(patient()).mutex("x").unwrap().try_lock().await.unwrap_err();
         assert!(cause(&error).to_string().contains("max number of clients"), "{url}: {error:?}");
         assert!(error.is_transient() && !error.is_indeterminate(), "{url}: {error:?}");
-        let patient = locks(patient());
+        let patient = locks(waits_an_hour());
         let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
         set("maxclients", "100").await;
         soon("there is room", waiting).await.unwrap().unwrap();
@@ -136,7 +147,7 @@ async fn protected_mode_is_named() {
     for before_host in ["", "locks:secret@"] {
         let url = format!("redis://{before_host}{}:{}/", address.ip(), server.port());
         fails_at_once(&url, Locks::builder().server(&*url), "protected mode").await;
-        let locks = Locks::builder().server(&*url).connect_lazily().unwrap();
+        let locks = Locks::builder().server(&*url).options(patient()).connect_lazily().unwrap();
         let findings = locks.doctor().await;
         let text = findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         assert!(text.contains("set a password"), "{text}");
@@ -179,28 +190,20 @@ async fn too_many_clients_are_no_wrong_password() {
     }
 }
 
-/// Makes a node of its own a cluster.
-async fn serve_all_slots(server: &Server) {
-    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
-    // One by one: Redis 6.2 does not accept ranges.
-    let words: Vec<_> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
-    server.run::<()>(&words).await;
-}
-
 /// Its nodes know no slots at first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_that_forms_is_waited_for() {
     let server = Server::start_with(&["--cluster-enabled", "yes"]).await;
     let locks = |options| Locks::builder().cluster([server.url()]).options(options).connect_lazily().unwrap();
-    let error = locks(Options::new()).mutex("x").unwrap().try_lock().await.unwrap_err();
+    let error = locks(patient()).mutex("x").unwrap().try_lock().await.unwrap_err();
     assert!(cause(&error).to_string().contains("knows no slots"), "{error:?}");
     assert!(error.is_transient() && !error.is_indeterminate(), "{error:?}");
-    let patient = locks(patient());
+    let patient = locks(waits_an_hour());
     let asked = async || server.calls("cmdstat_cluster").await;
     let before = asked().await;
     let waiting = tokio::spawn(async move { patient.mutex("x").unwrap().lock().await.map(drop) });
     eventually("the call finds no slots", async || asked().await > before + 1).await;
-    serve_all_slots(&server).await;
+    server.add_slots(0..16_384).await;
     soon("its slots are served", waiting).await.unwrap().unwrap();
 }
 
@@ -209,14 +212,14 @@ async fn a_cluster_that_forms_is_waited_for() {
 async fn an_announced_address_that_cannot_be_reached_is_named() {
     let away = free_port().to_string();
     let node = Server::start_with(&["--cluster-enabled", "yes", "--cluster-announce-port", &away]).await;
-    serve_all_slots(&node).await;
+    node.add_slots(0..16_384).await;
     let sentinels = Deployment::start(Topology::Sentinel).await;
     let urls: Vec<String> = sentinels.entrances().iter().map(|sentinel| sentinel.url()).collect();
     for sentinel in sentinels.entrances() {
         sentinel.run::<()>(&["SENTINEL", "MONITOR", "away", "127.0.0.1", &away, "2"]).await;
     }
     for builder in [Locks::builder().cluster([node.url()]), Locks::builder().sentinel(urls, "away")] {
-        let locks = builder.options(Options::new()).connect_lazily().unwrap();
+        let locks = builder.options(patient()).connect_lazily().unwrap();
         let error = soon("it fails", locks.mutex("x").unwrap().try_lock()).await.unwrap_err();
         let cause = cause(&error).to_string();
         assert!(cause.contains(&format!("127.0.0.1:{away}: Connection refused")), "{error:?}");
@@ -242,7 +245,7 @@ async fn keep_busy(server: &Server) -> JoinHandle<redis::RedisResult<()>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_server_is_waited_for() {
     let server = Server::start().await;
-    let locks = server.locks_with(patient()).await;
+    let locks = server.locks_with(patient().outage_limit(HOUR)).await;
     for kind in KINDS {
         let (free, used) = (kind.lock(&locks, "free"), kind.rival().lock(&locks, "used"));
         let waiter = kind.lock(&locks, "used");
@@ -275,7 +278,7 @@ async fn a_busy_server_is_waited_for_with_any_database() {
     let endless = keep_busy(&server).await;
     for database in ["0", "1"] {
         let url = server.url() + database;
-        let locks = Locks::builder().server(url).options(Options::new()).connect_lazily().unwrap();
+        let locks = Locks::builder().server(url).options(patient()).connect_lazily().unwrap();
         let error = locks.mutex("x").unwrap().try_lock().await.unwrap_err();
         assert!(cause(&error).to_string().contains("busy running a script"), "{database}: {error:?}");
         assert!(error.is_transient() && !error.is_indeterminate(), "{database}: {error:?}");

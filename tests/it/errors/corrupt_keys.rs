@@ -2,7 +2,7 @@
 
 use redlatch::{Error, Operation};
 
-use super::{KINDS, assert_names, cause, inspect, options};
+use super::{KINDS, assert_names, cause};
 use crate::support::{Kind, Server};
 
 #[track_caller]
@@ -19,7 +19,7 @@ fn assert_corrupt(outcome: Result<(), Error>, operation: Operation, kind: Kind, 
 #[tokio::test]
 async fn acquire_names_a_corrupt_companion_key() {
     let server = Server::start().await;
-    let locks = server.locks_with(options()).await;
+    let locks = server.locks().await;
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         let name = kind.name();
@@ -53,7 +53,7 @@ async fn acquire_names_a_corrupt_companion_key() {
 #[tokio::test]
 async fn only_force_release_fails_on_a_corrupt_queue() {
     let server = Server::start().await;
-    let locks = server.locks_with(options()).await;
+    let locks = server.locks().await;
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         let name = kind.name();
@@ -62,7 +62,7 @@ async fn only_force_release_fails_on_a_corrupt_queue() {
             let guard = lock.lock().await.unwrap();
             server.run::<()>(&["DEL", &fence, &waiters]).await;
             server.run::<()>(&spoil).await;
-            inspect(&lock).await.unwrap();
+            lock.inspect().await.unwrap();
             let forced = lock.force_release().await;
             if *spoil[1] == waiters {
                 let what = "is not a sorted set";

@@ -7,31 +7,21 @@ mod outcomes;
 mod runtime;
 
 use std::error::Error as _;
+use std::future::pending;
 
 use redis::RedisError;
 use redlatch::{Error, Locks, NodeAnswer, Operation, Options};
 
-use crate::support::{AnyLock, Kind, Server, patient};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{KINDS, Kind, Server, patient};
 
 /// The client library's error.
 fn cause(error: &Error) -> &RedisError {
     error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
 }
 
+/// Options of tests that wait for node timeouts.
 fn options() -> Options {
     Options::new().node_timeout(std::time::Duration::from_secs(1))
-}
-
-async fn inspect(lock: &AnyLock) -> Result<(), Error> {
-    match lock {
-        AnyLock::Mutex(lock) => lock.inspect().await.map(drop),
-        AnyLock::Reentrant(lock, _) => lock.inspect().await.map(drop),
-        AnyLock::Read(lock, _) | AnyLock::SharedRead(lock) | AnyLock::Write(lock) => {
-            lock.inspect().await.map(drop)
-        }
-    }
 }
 
 /// Checks the operation, lock and server of an error, and the beginning of its text.
@@ -93,23 +83,11 @@ async fn unsent_requests_are_not_indeterminate_when_the_limit_elapses() {
 }
 
 #[tokio::test]
-async fn a_wrong_url_is_not_transient_and_says_what_is_wrong() {
-    let server = Server::start().await;
-    let error = Locks::open(&format!("{}99", server.url())).await.unwrap_err();
-    assert!(cause(&error).to_string().contains("DB index"), "{error:?}");
-    assert!(!error.is_transient(), "{error:?}");
-    server.run::<()>(&["CONFIG", "SET", "requirepass", "right"]).await;
-    let error = Locks::open(&server.url().replace("redis://", "redis://:wrong@")).await.unwrap_err();
-    assert!(error.to_string().ends_with("the server refused the user name or the password"), "{error}");
-    assert!(!error.is_transient(), "{error:?}");
-}
-
-#[tokio::test]
 async fn errors_name_operation_lock_and_server() {
     // All kinds at the same time, since each waits for several timeouts.
     let of_kind = async |kind: Kind| {
         let server = Server::start().await;
-        let locks = server.locks_with(options()).await;
+        let locks = server.locks().await;
         let address = format!("127.0.0.1:{}", server.port());
         let lock = kind.lock(&locks, kind.name());
         let guard = lock.lock().await.unwrap();
@@ -122,10 +100,18 @@ async fn errors_name_operation_lock_and_server() {
         assert_names(&lost, Operation::Release, kind.name(), Some(&address));
         assert!(!lost.is_transient() && !lost.is_indeterminate(), "{lost:?}");
         let guard = lock.lock().await.unwrap();
+        let lease = guard.lease().clone();
+        let (ended, released) = tokio::join!(lease.while_held(pending::<()>()), guard.release());
+        released.unwrap();
+        assert_names(&ended.unwrap_err(), Operation::Hold, kind.name(), Some(&address));
+        drop((lock, locks));
+        let locks = server.locks_with(options()).await;
+        let lock = kind.lock(&locks, kind.name());
+        let guard = lock.lock().await.unwrap();
         server.pause();
         for (error, operation) in [
             (lock.for_rival().try_lock().await.unwrap_err(), Operation::Acquire),
-            (inspect(&lock).await.unwrap_err(), Operation::Inspect),
+            (lock.inspect().await.unwrap_err(), Operation::Inspect),
             (lock.force_release().await.unwrap_err(), Operation::ForceRelease),
             (guard.release().await.unwrap_err(), Operation::Release),
         ] {
@@ -137,20 +123,6 @@ async fn errors_name_operation_lock_and_server() {
     };
     let [mutex, reentrant, read, write] = KINDS.map(of_kind);
     tokio::join!(mutex, reentrant, read, write);
-}
-
-#[tokio::test]
-async fn work_under_a_lost_lease_names_its_lock() {
-    let server = Server::start().await;
-    let locks = server.locks().await;
-    let mutex = locks.mutex("work").unwrap();
-    let guard = mutex.lock().await.unwrap();
-    let lease = guard.lease().clone();
-    let work = tokio::spawn(async move { lease.while_held(std::future::pending::<()>()).await });
-    guard.release().await.unwrap();
-    let error = work.await.unwrap().unwrap_err();
-    let address = format!("127.0.0.1:{}", server.port());
-    assert_names(&error, Operation::Hold, "work", Some(&address));
 }
 
 #[tokio::test]

@@ -3,15 +3,15 @@
 
 use redlatch::{Error, Locks, Operation};
 
-use super::{KINDS, assert_names, cause, inspect, options};
-use crate::support::{Proxy, Server};
+use super::{KINDS, assert_names, cause, options};
+use crate::support::{Proxy, Server, patient};
 
 /// A proxy forwards a request, and then replies with an error of its own.
 #[tokio::test]
 async fn acquire_with_an_unknown_error_leaves_no_lock() {
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
-    let locks = Locks::builder().server(proxy.url()).options(options()).connect().await.unwrap();
+    let locks = Locks::builder().server(proxy.url()).options(patient()).connect().await.unwrap();
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         // This loads the scripts.
@@ -47,7 +47,7 @@ async fn release_with_an_unknown_error_is_indeterminate() {
         assert_eq!(error.context().unwrap().operation(), Operation::Release, "{error:?}");
         // A read has no effect that could be unknown.
         proxy.fail_replies(1);
-        let error = inspect(&lock).await.unwrap_err();
+        let error = lock.inspect().await.unwrap_err();
         assert!(!error.is_indeterminate(), "{error:?}");
         locks.settled().await;
         assert_eq!(server.run::<u32>(&["EXISTS", &format!("lock:{}", kind.name())]).await, 0, "{kind:?}");
@@ -81,7 +81,7 @@ async fn release_is_indeterminate_if_its_first_reply_was_lost() {
 async fn acquire_refused_up_front_is_not_released() {
     let server = Server::start().await;
     let address = format!("127.0.0.1:{}", server.port());
-    let locks = server.locks_with(options()).await;
+    let locks = server.locks().await;
     for kind in KINDS {
         let lock = kind.lock(&locks, kind.name());
         lock.lock().await.unwrap().release().await.unwrap();

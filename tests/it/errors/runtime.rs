@@ -10,8 +10,8 @@ use std::time::Duration;
 use redlatch::{Error, Locks, Operation};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{KINDS, inspect, options};
-use crate::support::{AnyGuard, LONGEST_WAIT, Server, Stopwatch, soon};
+use super::{KINDS, options};
+use crate::support::{AnyGuard, LONGEST_WAIT, Server, Stopwatch, patient, soon};
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -25,7 +25,8 @@ fn assert_ended(outcome: Result<(), Error>, operation: Operation) {
     assert!(!error.is_transient(), "{error:?}");
 }
 
-/// All calls return `RuntimeEnded`, on one server and on a quorum.
+/// All calls return `RuntimeEnded` at once, on one server and on a quorum: as with a client in a
+/// static, and one runtime for each test.
 #[test]
 fn every_call_fails_after_the_clients_runtime_ended() {
     let second = runtime();
@@ -44,47 +45,29 @@ fn every_call_fails_after_the_clients_runtime_ended() {
             let lock = kind.lock(&locks, &name);
             let guard = first.block_on(lock.lock()).unwrap();
             let downgraded = first.block_on(kind.lock(&locks, &format!("{name}2")).lock()).unwrap();
+            let dropped = first.block_on(kind.lock(&locks, &format!("{name}3")).lock()).unwrap();
             drop(first);
+            drop(dropped);
             second.block_on(soon("no call waits", async {
+                let (free, start) = (kind.lock(&locks, "free"), Stopwatch::start());
+                assert_ended(free.try_lock().await.map(drop), Operation::Acquire);
+                assert_ended(free.lock().await.map(drop), Operation::Acquire);
+                assert!(start.undisturbed() < Duration::from_millis(500), "{start:?}");
                 assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
                 assert_ended(lock.lock().await.map(drop), Operation::Acquire);
                 let all = locks.all([locks.mutex("set").unwrap()]).unwrap();
                 assert_ended(all.lock().await.map(drop), Operation::Acquire);
                 assert_ended(all.lock_timeout(Duration::from_secs(9)).await.map(drop), Operation::Acquire);
-                assert_ended(inspect(&lock).await, Operation::Inspect);
+                assert_ended(lock.inspect().await.map(drop), Operation::Inspect);
                 assert_ended(lock.force_release().await.map(drop), Operation::ForceRelease);
                 if let AnyGuard::Write(guard) = downgraded {
                     assert_ended(guard.downgrade().await.map(drop), Operation::Downgrade);
                 }
                 assert_ended(guard.release().await, Operation::Release);
+                locks.settled().await;
             }));
         }
     }
-}
-
-/// A client in a static and one runtime for each test: calls of the second test fail at once.
-#[test]
-fn calls_fail_at_once_after_the_clients_runtime_ended() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (outer, second) = (runtime(), runtime());
-    let server = outer.block_on(Server::start());
-    for kind in KINDS {
-        let first = runtime();
-        let locks = first.block_on(server.locks());
-        let held = first.block_on(kind.lock(&locks, kind.name()).lock()).unwrap();
-        drop(first);
-        drop(held);
-        second.block_on(async {
-            let lock = kind.lock(&locks, "after");
-            let start = Stopwatch::start();
-            for outcome in [lock.try_lock().await.map(drop), lock.lock().await.map(drop)] {
-                assert!(matches!(outcome, Err(Error::RuntimeEnded { .. })), "{kind:?}: {outcome:?}");
-            }
-            assert!(start.undisturbed() < Duration::from_millis(500), "{start:?}");
-            soon("settled() returns", locks.settled()).await;
-        });
-    }
-    drop((second, server, outer));
 }
 
 /// Requests that wait for a place on the connection do not wait for ever.
@@ -159,7 +142,7 @@ fn every_call_works_on_a_thread_without_a_runtime() {
                 assert_eq!(guard.lease().while_held(async { 7 }).await.unwrap(), 7);
                 let late = rival.lock_timeout(Duration::from_millis(300)).await;
                 assert!(matches!(late, Err(Error::TimedOut { .. })), "{late:?}");
-                inspect(&lock).await.unwrap();
+                lock.inspect().await.unwrap();
                 let set = ["set:a", "set:b"].map(|name| locks.mutex(name).unwrap());
                 let all = locks.all(set).unwrap();
                 let both = all.lock_timeout(Duration::from_secs(60)).await.unwrap();
@@ -188,7 +171,7 @@ fn every_call_works_on_a_thread_without_a_runtime() {
                 assert_ended(lock.try_lock().await.map(drop), Operation::Acquire);
                 assert_ended(lock.lock().await.map(drop), Operation::Acquire);
                 assert_ended(lock.lock_timeout(Duration::from_secs(9)).await.map(drop), Operation::Acquire);
-                assert_ended(inspect(&lock).await, Operation::Inspect);
+                assert_ended(lock.inspect().await.map(drop), Operation::Inspect);
                 assert_ended(lock.force_release().await.map(drop), Operation::ForceRelease);
                 held.lease().lost().await;
                 assert!(held.release().await.is_err());
@@ -209,7 +192,7 @@ fn calls_on_threads_without_a_runtime_meet_its_end_at_any_moment() {
     for round in 0..400 {
         let clients = Builder::new_multi_thread().worker_threads(1 + round % 2).enable_all().build().unwrap();
         let locks =
-            clients.block_on(Locks::builder().server(server.url()).options(options()).connect()).unwrap();
+            clients.block_on(Locks::builder().server(server.url()).options(patient()).connect()).unwrap();
         let calls = |number: usize| {
             let locks = locks.clone();
             thread::spawn(move || {
@@ -249,7 +232,7 @@ fn releases_of_several_locks_meet_the_end_of_the_runtime_at_any_moment() {
     let server = outer.block_on(Server::start());
     for round in 0..100 {
         let clients = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let locks = clients.block_on(server.locks_with(options()));
+        let locks = clients.block_on(server.locks_with(patient()));
         let name = |number: u32| locks.mutex(format!("{round}-{number}")).unwrap();
         let guard = clients.block_on(locks.all((0..128).map(name)).unwrap().lock()).unwrap();
         let (begins, begun) = mpsc::channel();

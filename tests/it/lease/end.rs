@@ -5,9 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, Lease, LeaseEnd, Options, Renewal};
 use tokio::task::JoinHandle;
 
-use crate::support::{AnyGuard, Deployment, Kind, Server, Topology, eventually, soon, ttl};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{AnyGuard, Deployment, KINDS, Kind, Server, Topology, eventually, soon, ttl};
 
 /// A task that waits for the end of a lease, and a task that works under it.
 struct Watch {

@@ -7,11 +7,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
 use crate::support::{
-    AnyGuard, Deployment, Kind, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, count_waiters, eventually,
-    soon, ttl,
+    AnyGuard, Deployment, KINDS, Kind, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, count_waiters,
+    eventually, soon, ttl,
 };
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 /// How many nodes do not hold the lock.
 async fn free_on(deployment: &Deployment, name: &str) -> usize {

@@ -16,17 +16,17 @@ async fn exhausted_pool_does_not_block_renewal() {
     let locks = Locks::builder()
         .pool(pool.clone())
         .subscriber(server.url())
-        .options(ttl(1_800))
+        .options(ttl(6_000))
         .connect()
         .await
         .unwrap();
     let _only_connection = pool.get().await.unwrap();
     let mutex = locks.mutex("pooled").unwrap();
     let guard = mutex.lock().await.unwrap();
-    renewed_by(guard.lease(), Duration::from_secs(1)).await;
+    renewed_by(guard.lease(), Duration::from_secs(3)).await;
     // The client's own connection breaks, too: it makes a new one beside the pool.
     let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    renewed_by(guard.lease(), Duration::from_secs(1)).await;
+    renewed_by(guard.lease(), Duration::from_secs(3)).await;
     assert!(server.lock_state(mutex.name()).await.is_held());
     guard.release().await.unwrap();
     drop((mutex, locks));

@@ -12,14 +12,6 @@ use crate::support::eventually;
 const LOCKS: u64 = 200;
 const CALLS: u64 = 32 + LOCKS / 10;
 
-async fn scripts_run(quorum: &Quorum) -> Vec<u64> {
-    let mut counts = Vec::new();
-    for server in &quorum.servers {
-        counts.push(server.scripts_run().await);
-    }
-    counts
-}
-
 /// Runs the requests while the nodes are stopped, so that they gather.
 async fn gathered<T: 'static>(quorum: &Quorum, mut requests: JoinSet<T>) -> Vec<T> {
     // On a runtime with one thread, tasks run in the order in which they were woken.
@@ -47,7 +39,7 @@ async fn quorum_requests_share_script_calls() {
         // All nodes are connected, and know the scripts for one lock.
         kind.lock(&client, "first").lock().await.unwrap().release().await.unwrap();
         client.settled().await;
-        let before = scripts_run(&quorum).await;
+        let before = quorum.scripts_run().await;
         quorum.hang(quorum.all());
         let mut acquires = JoinSet::new();
         for number in 0..LOCKS {
@@ -69,7 +61,7 @@ async fn quorum_requests_share_script_calls() {
             .await;
         }
         assert!(!kind.lock(&client, "later").is_locked().await);
-        let acquired = scripts_run(&quorum).await;
+        let acquired = quorum.scripts_run().await;
         quorum.hang(quorum.all());
         let mut releases = JoinSet::new();
         for guard in guards {
@@ -79,7 +71,7 @@ async fn quorum_requests_share_script_calls() {
             outcome.unwrap();
         }
         client.settled().await;
-        let released = scripts_run(&quorum).await;
+        let released = quorum.scripts_run().await;
         for (place, before) in before.into_iter().enumerate() {
             let calls = [acquired[place] - before, released[place] - acquired[place]];
             assert!(calls.iter().all(|calls| *calls <= CALLS), "{}: {calls:?} calls", kind.name());

@@ -15,12 +15,7 @@ const LONG: Duration = Duration::from_secs(3_600);
 /// Opens a client of all nodes, and one of the first node alone, whose TTL is longer.
 async fn clients(quorum: &Quorum) -> (Locks, Locks) {
     let options = options().renewal(Renewal::Never);
-    let lone = Locks::builder()
-        .quorum([quorum.servers[0].url()])
-        .options(options.clone().ttl(LONG))
-        .connect()
-        .await
-        .unwrap();
+    let lone = quorum.client_of(0b001, options.clone().ttl(LONG)).await;
     (quorum.client(options.ttl(TTL)).await, lone)
 }
 
@@ -63,7 +58,7 @@ async fn quorum_inspect_reports_holds_of_a_majority() {
         assert!(seen.holders.is_empty(), "{kind:?} on one node: {seen:?}");
         again.release().await.unwrap();
         assert!(guard.release().await.is_err());
-        eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        quorum.wait_for(0b111, 0, &lock).await;
     }
     drop((client, lone));
     quorum.finish().await;

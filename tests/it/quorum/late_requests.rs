@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Locks, Options, Renewal};
+use redlatch::{Options, Renewal};
 use tokio::time::sleep;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, options};
@@ -16,7 +16,7 @@ async fn quorum_late_release_of_a_partial_grant_keeps_the_later_grant() {
     let quorum = Quorum::start(3).await;
     let mut random = Random::new();
     let proxies = quorum.proxies().await;
-    let lone = Locks::builder().quorum([quorum.servers[1].url()]).options(options()).connect().await.unwrap();
+    let lone = quorum.client_of(0b010, options()).await;
     let client = quorum.client_behind(&proxies, options()).await;
     // The third node hangs, so each poll waits a node timeout for it; the request after a poll is
     // mostly the release of the partial grant.
@@ -26,14 +26,8 @@ async fn quorum_late_release_of_a_partial_grant_keeps_the_later_grant() {
             let name = format!("late-{}-{round}", kind.name());
             let other = kind.rival().lock(&lone, &name).lock().await.unwrap();
             let lock = kind.lock(&client, &name);
-            let waiting = tokio::spawn({
-                let lock = lock.clone();
-                async move { lock.lock().await }
-            });
-            eventually("one node has granted the lock", || async {
-                quorum.having(0b001, lock.key()).await == 1
-            })
-            .await;
+            let waiting = lock.lock_in_task();
+            quorum.wait_for(0b001, 0b001, &lock).await;
             // A random pause: any of the waiter's requests may be the delayed one.
             sleep(Duration::from_micros(random.below(900_000))).await;
             let before = proxies[0].connections();
@@ -68,12 +62,7 @@ async fn quorum_late_release_of_a_partial_grant_keeps_the_later_grant() {
 async fn quorum_dropped_try_releases_its_partial_grant() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
-    let pair = Locks::builder()
-        .quorum([quorum.servers[0].url(), quorum.servers[1].url()])
-        .options(options())
-        .connect()
-        .await
-        .unwrap();
+    let pair = quorum.client_of(0b011, options()).await;
     // No request times out.
     let client = quorum.client_behind(&proxies, options().node_timeout(TIMEOUT * 10)).await;
     for kind in ALONE {
@@ -105,10 +94,7 @@ async fn quorum_dropped_try_releases_its_partial_grant() {
         proxies[2].cut();
         proxies[2].hold_requests(false);
         let start = Stopwatch::start();
-        eventually("the third node has released it", || async {
-            quorum.having(0b100, lock.key()).await == 0
-        })
-        .await;
+        quorum.wait_for(0b100, 0, &lock).await;
         assert!(start.undisturbed() < CLEANED, "{start:?} of a TTL of 30 s");
         other.release().await.unwrap();
     }
@@ -154,10 +140,7 @@ async fn quorum_lease_counts_from_the_first_request() {
         quorum.hang(0b010);
         quorum.kill(0b100);
         let lock = kind.lock(&client, kind.name());
-        let acquiring = tokio::spawn({
-            let lock = lock.clone();
-            async move { lock.lock().await }
-        });
+        let acquiring = lock.lock_in_task();
         quorum.wait_for(0b001, 0b001, &lock).await;
         let granted = Instant::now();
         // Twice what is subtracted for the drift of clocks: with less, no test could tell.

@@ -33,10 +33,7 @@ async fn quorum_waiter_is_granted_while_a_minority_hangs() {
         let lock = quorum.lock(kind, kind.name(), options.clone()).await;
         let guard = quorum.take(&holder).await;
         quorum.hang(0b00110);
-        let waiting = tokio::spawn({
-            let lock = lock.clone();
-            async move { lock.lock().await }
-        });
+        let waiting = lock.lock_in_task();
         quorum.queued(0b11001, &holder, 1).await;
         let start = Stopwatch::start();
         assert!(lock.for_another().try_lock().await.unwrap().is_none());
@@ -185,13 +182,13 @@ async fn quorum_released_lease_is_not_repaired() {
     let quorum = Quorum::start(3).await;
     // All kinds at the same time, since each waits for renewals.
     let of_kind = async |kind: Kind| {
-        let lock = quorum.lock(kind, kind.name(), short(2_700)).await;
-        for round in 0..10 {
+        let lock = quorum.lock(kind, kind.name(), short(6_000)).await;
+        for round in 0..6 {
             let guard = quorum.take(&lock).await;
             let lost = round % 3;
             quorum.run::<u64>(1 << lost, &["DEL", lock.key()]).await;
             // At about the time of the renewal that repairs the lease.
-            sleep(Duration::from_millis(890 + 4 * round)).await;
+            sleep(Duration::from_millis(1_985 + 6 * round)).await;
             guard.release().await.unwrap();
             quorum.wait_for(0b111, 0, &lock).await;
             let next = lock.for_rival().try_lock().await.unwrap().expect("the lock is free");

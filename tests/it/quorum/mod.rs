@@ -25,9 +25,7 @@ use std::time::Duration;
 use redlatch::{Error, Locks, NodeOutcome, NodeStatus, Options};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, count_waiters, eventually, servers};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{AnyGuard, AnyLock, KINDS, Kind, Proxy, Server, count_waiters, eventually, servers};
 
 /// The exclusive kinds: one holder at a time.
 const ALONE: [Kind; 3] = [Kind::Mutex, Kind::Reentrant, Kind::Write];
@@ -91,7 +89,13 @@ impl Quorum {
 
     /// Opens a new client, with connections of its own, as another process would.
     async fn client(&self, options: Options) -> Locks {
-        Locks::builder().quorum(self.urls()).options(options).connect().await.unwrap()
+        self.client_of(self.all(), options).await
+    }
+
+    /// Opens a client of these nodes alone.
+    async fn client_of(&self, set: u32, options: Options) -> Locks {
+        let urls = places(set).map(|place| self.servers[place].url());
+        Locks::builder().quorum(urls).options(options).connect().await.unwrap()
     }
 
     /// Opens a lock through a new client.
@@ -148,6 +152,15 @@ impl Quorum {
             answers.push(self.servers[place].run(words).await);
         }
         answers
+    }
+
+    /// How many scripts each node has run.
+    async fn scripts_run(&self) -> Vec<u64> {
+        let mut counts = Vec::new();
+        for server in &self.servers {
+            counts.push(server.scripts_run().await);
+        }
+        counts
     }
 
     /// Which of these nodes have the key, as a set.

@@ -6,7 +6,7 @@ use redlatch::Error;
 
 use super::{CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options, places};
 use crate::suite::local_turns::contended;
-use crate::support::{AnyLock, Kind, Proxy, Stopwatch, eventually, idles, patient, soon};
+use crate::support::{AnyLock, Kind, Proxy, Stopwatch, idles, patient, soon};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
@@ -127,11 +127,7 @@ async fn subsets(nodes: usize, fault: Fault, sets: impl IntoIterator<Item = u32>
         let start = Stopwatch::start();
         idles(&client).await;
         for lock in &locks {
-            let quorum = &failing.quorum;
-            eventually("no node has a hold left", || async {
-                quorum.having(quorum.all(), lock.key()).await == 0
-            })
-            .await;
+            failing.quorum.wait_for(failing.quorum.all(), 0, lock).await;
         }
         slowest = slowest.max(start.elapsed());
         assert!(start.undisturbed() < CLEANED, "subset {set:b}: {start:?} of a TTL of 30 s");

@@ -3,14 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Locks, Options};
+use redlatch::Options;
+use tokio::task::JoinSet;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, named, no_quorum, options};
 use crate::suite::local_turns::contended;
-use crate::support::{AnyGuard, Kind, Stopwatch, eventually, patient, soon};
-
-/// A `poll_cap` longer than any wait: a waiter that acquires sooner was notified.
-const NEVER: Duration = Duration::from_secs(10);
+use crate::support::{AnyGuard, Kind, NEVER, Stopwatch, eventually, patient, soon};
 
 fn long_limits() -> Options {
     Options::new().poll_cap(NEVER).node_timeout(Duration::from_secs(10))
@@ -59,11 +57,8 @@ async fn quorum_waiters_are_granted_in_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
     let quorum = Quorum::start(3).await;
-    let among = |places: &[usize]| -> Vec<String> {
-        places.iter().map(|place| quorum.servers[*place].url()).collect()
-    };
-    let pair = Locks::builder().quorum(among(&[0, 1])).options(options()).connect().await.unwrap();
-    let lone = Locks::builder().quorum(among(&[2])).options(options()).connect().await.unwrap();
+    let pair = quorum.client_of(0b011, options()).await;
+    let lone = quorum.client_of(0b100, options()).await;
     let proxies = quorum.proxies().await;
     let client = quorum.client_behind(&proxies, options()).await;
     // The third node replies before the two that grant, so no reply is outstanding afterwards.
@@ -72,12 +67,8 @@ async fn quorum_release_leaves_the_queue_of_a_node_that_did_not_grant() {
         let lock = kind.lock(&client, kind.name());
         let other = kind.rival().lock(&lone, kind.name()).lock().await.unwrap();
         let held = kind.rival().lock(&pair, kind.name()).lock().await.unwrap();
-        eventually("all nodes hold the lock", || async { quorum.having(0b111, lock.key()).await == 0b111 })
-            .await;
-        let waiting = tokio::spawn({
-            let lock = lock.clone();
-            async move { lock.lock().await }
-        });
+        quorum.wait_for(0b111, 0b111, &lock).await;
+        let waiting = lock.lock_in_task();
         quorum.queued(0b111, &lock, 1).await;
         slow_down(Some(Duration::from_millis(20)));
         held.release().await.unwrap();
@@ -105,10 +96,7 @@ async fn quorum_release_grants_at_once_to_waiter() {
         let mut times = Vec::new();
         for _ in 0..5 {
             let guard = quorum.take(&holder).await;
-            let waiting = tokio::spawn({
-                let lock = lock.for_another();
-                async move { lock.lock().await }
-            });
+            let waiting = lock.for_another().lock_in_task();
             quorum.queued(0b111, &holder, 1).await;
             let start = Stopwatch::start();
             guard.release().await.unwrap();
@@ -140,10 +128,7 @@ async fn quorum_release_skips_a_dead_waiter() {
             drop(kind.lock(&client, kind.name()).lock().await);
         });
         quorum.queued(0b11111, &lock, 1).await;
-        let waiting = tokio::spawn({
-            let lock = quorum.lock(kind, kind.name(), long_limits()).await;
-            async move { lock.lock().await }
-        });
+        let waiting = quorum.lock(kind, kind.name(), long_limits()).await.lock_in_task();
         quorum.queued(0b11111, &lock, 2).await;
         for server in &quorum.servers {
             eventually("both waiters are subscribed", || async { server.subscribers().await.len() == 2 })
@@ -178,38 +163,46 @@ async fn quorum_release_skips_a_dead_waiter() {
 async fn quorum_claim_of_a_silent_waiter_expires() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
-    let options = || options().ttl(Duration::from_secs(1));
+    let mut contended = Vec::new();
     for kind in ALONE {
         let lock = quorum.lock(kind, kind.name(), options()).await;
         let guard = quorum.take(&lock).await;
         let silent = kind.lock(&quorum.client_behind(&proxies, options()).await, kind.name());
         let hanging = tokio::spawn(async move { silent.lock().await.map(drop) });
         quorum.queued(0b111, &lock, 1).await;
-        let waiting = tokio::spawn({
-            let lock = quorum.lock(kind, kind.name(), options()).await;
-            async move { lock.lock().await }
-        });
+        let waiting = quorum.lock(kind, kind.name(), options()).await.lock_in_task();
         quorum.queued(0b111, &lock, 2).await;
-        for proxy in &proxies {
-            proxy.hold_replies(true);
-            proxy.hold_requests(true);
-            proxy.set_drops_requests(true);
-        }
-        let start = Stopwatch::start();
-        guard.release().await.unwrap();
-        let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
-        println!("FIG {kind:?}: past the silent waiter in {:?}", start.elapsed());
-        assert!(start.elapsed() > Duration::from_millis(500), "the silent waiter's claim was skipped");
-        assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
-        guard.release().await.unwrap();
-        for proxy in &proxies {
-            proxy.hold_replies(false);
-            proxy.hold_requests(false);
-            proxy.set_drops_requests(false);
-        }
+        contended.push((kind, lock, guard, hanging, waiting));
+    }
+    for proxy in &proxies {
+        proxy.hold_replies(true);
+        proxy.hold_requests(true);
+        proxy.set_drops_requests(true);
+    }
+    let mut granted = JoinSet::new();
+    for (kind, lock, guard, hanging, waiting) in contended {
+        granted.spawn(async move {
+            let start = Stopwatch::start();
+            guard.release().await.unwrap();
+            let guard = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
+            println!("FIG {kind:?}: past the silent waiter in {:?}", start.elapsed());
+            assert!(start.elapsed() > Duration::from_millis(500), "the silent waiter's claim was skipped");
+            // The claim is three seconds, the TTL thirty.
+            assert!(start.undisturbed() < Duration::from_secs(8), "{start:?}");
+            guard.release().await.unwrap();
+            (lock, hanging)
+        });
+    }
+    let granted = granted.join_all().await;
+    for proxy in &proxies {
+        proxy.hold_replies(false);
+        proxy.hold_requests(false);
+        proxy.set_drops_requests(false);
+    }
+    for (lock, hanging) in granted {
         // The silent waiter has acquired the lock after its return, or has failed.
         let _ = soon("the silent waiter returns", hanging).await.unwrap();
-        eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        quorum.wait_for(0b111, 0, &lock).await;
     }
     quorum.finish_behind(proxies).await;
 }
@@ -241,7 +234,7 @@ async fn quorum_waiting_tasks_fail_together_with_all_failed_nodes() {
         }
         assert!(start.undisturbed() < 10 * TIMEOUT, "one after the other they take 60: {start:?}");
         quorum.resume(0b01101);
-        eventually("the lock is free", || async { quorum.having(quorum.all(), lock.key()).await == 0 }).await;
+        quorum.wait_for(quorum.all(), 0, &lock).await;
     }
     quorum.finish().await;
 }

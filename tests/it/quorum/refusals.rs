@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, Owner, Renewal};
+use redlatch::{Error, Owner, Renewal};
 use tokio::task::JoinSet;
 
 use super::{ALONE, CLEANED, KINDS, Quorum, TIMEOUT, no_quorum, options};
@@ -45,7 +45,7 @@ async fn quorum_grant_of_a_minority_is_released_if_a_majority_refuses() {
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_try_before_the_local_queue_leaves_no_partial_grant() {
     let mut quorum = Quorum::durable(3).await;
-    let lone = Locks::builder().quorum([quorum.servers[1].url()]).options(options()).connect().await.unwrap();
+    let lone = quorum.client_of(0b010, options()).await;
     let client = quorum.client(options().ttl(Duration::from_secs(600))).await;
     let lock = || client.reentrant("x", &Owner::new()).unwrap();
     // This loads the scripts into all nodes.
@@ -78,14 +78,13 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
     let quorum = Quorum::start(3).await;
     let proxies = quorum.proxies().await;
     let patient = options().node_timeout(Duration::from_secs(10));
-    let pair = [1, 2].map(|place: usize| quorum.servers[place].url());
-    let other = Locks::builder().quorum(pair).options(options()).connect().await.unwrap();
+    let other = quorum.client_of(0b110, options()).await;
     for kind in ALONE {
         let client = quorum.client_behind(&proxies, patient.clone()).await;
         let lock = kind.lock(&client, kind.name());
         // This loads the scripts into all nodes. The other two nodes get larger tokens below.
         quorum.take(&lock).await.release().await.unwrap();
-        eventually("the lock is free", || async { quorum.having(0b111, lock.key()).await == 0 }).await;
+        quorum.wait_for(0b111, 0, &lock).await;
         let before = quorum.servers[0].scripts_run().await;
         accept_token_far_ahead(&quorum, 0b110, &lock).await;
         for place in [1, 2] {
@@ -96,8 +95,7 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
             let lock = lock.clone();
             async move { lock.try_lock().await.map(|guard| guard.is_some()) }
         });
-        eventually("the first node grants it", || async { quorum.having(0b001, lock.key()).await == 0b001 })
-            .await;
+        quorum.wait_for(0b001, 0b001, &lock).await;
         for (place, scripts_before) in [1, 2].into_iter().zip(scripts_before) {
             eventually("the other nodes have run the request", || async {
                 quorum.servers[place].scripts_run().await > scripts_before
@@ -122,10 +120,7 @@ async fn quorum_grant_of_a_rejected_proposal_is_released() {
         }
         let start = Stopwatch::start();
         quorum.run::<String>(0b001, &["CONFIG", "SET", "maxmemory", "0"]).await;
-        eventually("the first node has released it", || async {
-            quorum.having(0b001, lock.key()).await == 0
-        })
-        .await;
+        quorum.wait_for(0b001, 0, &lock).await;
         assert!(start.undisturbed() < CLEANED, "{kind:?}: {start:?} of a TTL of 30 s");
         held.release().await.unwrap();
     }
@@ -243,8 +238,7 @@ async fn quorum_close_reports_a_lock_that_a_majority_may_hold() {
     let outcome = client.close(3 * TIMEOUT).await;
     assert!(matches!(&outcome, Err(Error::Unreleased { count: 1, .. })), "{outcome:?}");
     quorum.resume(0b010);
-    eventually("it is released where it can be", || async { quorum.having(0b110, lock.key()).await == 0 })
-        .await;
+    quorum.wait_for(0b110, 0, &lock).await;
     soon("nothing is tried any more", client.settled()).await;
     quorum.run::<()>(0b001, &["ACL", "SETUSER", "default", "+@all"]).await;
     quorum.run::<u64>(0b001, &["DEL", lock.key()]).await;

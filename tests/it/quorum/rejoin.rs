@@ -2,18 +2,19 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlatch::{Error, NodeStatus, Options, Renewal, RestartGuard};
+use redlatch::{Error, Locks, NodeStatus, Options, Renewal, RestartGuard};
+use tokio::task::JoinHandle;
 
 use super::{KINDS, Quorum, admitted, options};
 use crate::support::{Kind, eventually, soon};
 
-const TTL: Duration = Duration::from_millis(800);
-const NODE: &str = "lock:{}node";
+pub(super) const TTL: Duration = Duration::from_millis(800);
+pub(super) const NODE: &str = "lock:{}node";
 
 /// A node timeout that no request reaches: killed nodes refuse connections at once.
 const PATIENT: Duration = Duration::from_secs(10);
 
-fn guarded() -> Options {
+pub(super) fn guarded() -> Options {
     options().ttl(TTL).restart_guard(RestartGuard::On)
 }
 
@@ -24,9 +25,24 @@ async fn founded(nodes: usize, arguments: &[&str]) -> Quorum {
 }
 
 /// Whether an admission of each of these nodes was begun.
-pub async fn is_rejoining(quorum: &Quorum, set: u32) -> bool {
+async fn is_rejoining(quorum: &Quorum, set: u32) -> bool {
     let tickets: Vec<u32> = quorum.run(set, &["HSTRLEN", NODE, "ticket"]).await;
     tickets.iter().all(|length| *length > 0)
+}
+
+async fn rejoin(client: Locks) -> Result<Vec<NodeStatus>, Error> {
+    client.rejoin().await
+}
+
+/// Starts `rejoin`, and returns once it waits.
+pub(super) async fn start_rejoin(
+    quorum: &Quorum,
+    set: u32,
+    client: &Locks,
+) -> JoinHandle<Result<Vec<NodeStatus>, Error>> {
+    let rejoining = tokio::spawn(rejoin(client.clone()));
+    eventually("rejoin has started", || is_rejoining(quorum, set)).await;
+    rejoining
 }
 
 /// Whether these nodes, of three, grant locks without the others.
@@ -124,8 +140,7 @@ async fn quorum_rejoin_waits_for_a_longer_lease_granted_meanwhile() {
     let other = quorum.client(guarded().ttl(ttl * 2).renewal(Renewal::Never)).await;
     quorum.kill(0b100);
     quorum.restart(0b100).await;
-    let rejoining = tokio::spawn(rejoin(quorum.client(guarded().ttl(ttl)).await));
-    eventually("rejoin has started", || is_rejoining(&quorum, 0b100)).await;
+    let rejoining = start_rejoin(&quorum, 0b100, &quorum.client(guarded().ttl(ttl)).await).await;
     let guard = Kind::Mutex.lock(&other, "longer").lock().await.unwrap();
     assert!(!rejoining.is_finished());
     let rejoined = soon("rejoin returns", rejoining).await.unwrap();
@@ -145,7 +160,7 @@ async fn quorum_rejoin_succeeds_for_one_of_two_clients() {
         let mut tasks = Vec::new();
         for _ in 0..2 {
             let client = quorum.client(guarded()).await;
-            tasks.push(tokio::spawn(async move { client.rejoin().await }));
+            tasks.push(tokio::spawn(rejoin(client)));
         }
         let mut done = 0;
         for task in tasks {
@@ -179,10 +194,6 @@ async fn quorum_founding_succeeds_despite_a_concurrent_one() {
     }
 }
 
-async fn rejoin(client: redlatch::Locks) -> Result<Vec<NodeStatus>, Error> {
-    client.rejoin().await
-}
-
 /// A founding is interrupted: by a node that dies, and by another client after it has admitted one
 /// node. The next call completes it, else the quorum would never have a majority of voters.
 #[tokio::test(flavor = "multi_thread")]
@@ -191,8 +202,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     // `rejoin` waits for as long: each interruption comes before it admits the nodes.
     let client = quorum.client(guarded().ttl(TTL * 5).node_timeout(PATIENT)).await;
     for lost in [0b001, 0b010, 0b100] {
-        let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b111)).await;
+        let rejoining = start_rejoin(&quorum, 0b111, &client).await;
         quorum.kill(lost);
         let outcome = soon("rejoin returns", rejoining).await.unwrap();
         assert!(matches!(outcome, Err(Error::NoQuorum { .. })), "{outcome:?}");
@@ -202,8 +212,7 @@ async fn quorum_founding_resumes_after_an_interruption() {
     client.rejoin().await.unwrap();
     for left in [0b010, 0b110] {
         quorum.run::<String>(0b111, &["FLUSHALL"]).await;
-        let rejoining = tokio::spawn(rejoin(client.clone()));
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b111)).await;
+        let rejoining = start_rejoin(&quorum, 0b111, &client).await;
         // Another client takes over in the middle.
         quorum.run::<u32>(left, &["HSET", NODE, "ticket", "another"]).await;
         let outcome = soon("rejoin returns", rejoining).await.unwrap();
@@ -230,11 +239,7 @@ async fn loses_data_meanwhile(keeps: bool) {
     for flushes in [false, true] {
         quorum.kill(0b010);
         quorum.restart(0b010).await;
-        let rejoining = {
-            let client = client.clone();
-            tokio::spawn(async move { client.rejoin().await })
-        };
-        eventually("rejoin has started", || is_rejoining(&quorum, 0b010)).await;
+        let rejoining = start_rejoin(&quorum, 0b010, &client).await;
         if flushes {
             quorum.run::<String>(0b010, &["FLUSHALL"]).await;
         } else {

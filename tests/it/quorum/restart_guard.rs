@@ -3,22 +3,15 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Locks, NodeState, NodeStatus, Options, Renewal, RestartGuard};
+use redlatch::{Error, NodeState, NodeStatus, Renewal, RestartGuard};
 use tokio::task::JoinSet;
 
-use super::rejoin::is_rejoining;
-use super::{KINDS, Quorum, admitted, named, no_quorum, options};
+use super::rejoin::{NODE, TTL, guarded, start_rejoin};
+use super::{KINDS, Quorum, admitted, named, no_quorum};
 use crate::support::{AnyGuard, AnyLock, Stopwatch, eventually, soon};
-
-const TTL: Duration = Duration::from_millis(800);
-const NODE: &str = "lock:{}node";
 
 /// The TTL of the leases: long enough for a node to restart before they expire.
 const LEASE: Duration = Duration::from_millis(2_500);
-
-fn guarded() -> Options {
-    options().ttl(TTL).restart_guard(RestartGuard::On)
-}
 
 /// How a node loses its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,10 +75,7 @@ async fn double_grants(guard: RestartGuard, loss: Loss, rounds: usize) -> u32 {
             );
             let rival = kind.rival().lock(&second, &name);
             assert!(rival.try_lock().await.unwrap().is_none(), "{kind:?}: granted while held");
-            eventually("the try is undone on the third node", || async {
-                quorum.having(0b100, rival.key()).await == 0
-            })
-            .await;
+            quorum.wait_for(0b100, 0, &rival).await;
             guards.push((held, rival));
         }
         lose_data(&mut quorum, 0b010, loss).await;
@@ -332,16 +322,4 @@ async fn quorum_rejoin_skips_a_node_that_fails_meanwhile() {
     assert_eq!(admitted(client.rejoin().await), [gone]);
     drop(client);
     quorum.finish().await;
-}
-
-/// Starts `rejoin`, and returns once it waits.
-async fn start_rejoin(
-    quorum: &Quorum,
-    set: u32,
-    client: &Locks,
-) -> tokio::task::JoinHandle<Result<Vec<NodeStatus>, Error>> {
-    let client = client.clone();
-    let rejoining = tokio::spawn(async move { client.rejoin().await });
-    eventually("rejoin has started", || is_rejoining(quorum, set)).await;
-    rejoining
 }

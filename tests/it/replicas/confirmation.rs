@@ -6,9 +6,11 @@ use std::time::Duration;
 use redlatch::{Error, Locks, Options, Owner};
 
 use super::grants::{TIMEOUT, group, waits};
-use crate::support::failover::{KINDS, SLACK, caught_up, impatient, urls};
+use crate::sentinel::monitor;
+use crate::support::failover::{SLACK, caught_up, impatient, urls};
 use crate::support::{
-    AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon, ttl,
+    AnyLock, Deployment, KINDS, Kind, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon,
+    ttl,
 };
 
 const TTL: Duration = Duration::from_secs(6);
@@ -60,10 +62,7 @@ async fn grants_are_where_renewals_are(confirming: bool) {
     promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     let follower = Server::start().await;
     follower.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
-    for sentinel in deployment.sentinels() {
-        sentinel.run::<()>(&["SENTINEL", "REMOVE", "mymaster"]).await;
-        sentinel.run::<()>(&["SENTINEL", "MONITOR", "mymaster", "127.0.0.1", &port, "2"]).await;
-    }
+    monitor(promoted, deployment.sentinels()).await;
     caught_up(promoted, 1).await;
     caught_up(old, 1).await;
     cut(old, confirming).await;
@@ -176,6 +175,34 @@ async fn replicas_standalone_timeout_may_equal_the_node_timeout() {
     master.assert_nothing_left().await;
 }
 
+/// The server waits for replicas once for each request, one after the other, for longer than a node
+/// timeout in all: it is not silent, so its connections stay, and each call has its own answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_standalone_many_calls_wait_in_turn() {
+    let (master, replicas) = group(1).await;
+    let (limit, timeout) = (Duration::from_secs(2), Duration::from_millis(200));
+    let proxy = Proxy::start(master.port()).await;
+    let options = ttl(20_000).node_timeout(limit).replicas(1, timeout);
+    let locks = Locks::builder().server(proxy.url()).options(options).connect().await.unwrap();
+    Kind::Mutex.lock(&locks, "warm").lock().await.unwrap().release().await.unwrap();
+    let connections = proxy.connections();
+    replicas[0].pause();
+    let calls = (0..25).map(|number| {
+        let lock = Kind::Mutex.lock(&locks, &format!("turn-{number}"));
+        tokio::spawn(async move { lock.try_lock().await })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let outcome = call.await.unwrap();
+        assert!(matches!(outcome, Err(Error::TooFewReplicas { confirmed: 0, .. })), "{outcome:?}");
+    }
+    replicas[0].resume();
+    locks.settled().await;
+    assert_eq!(proxy.connections(), connections, "none was replaced");
+    drop(locks);
+    proxy.outlive_clients().await;
+    master.assert_nothing_left().await;
+}
+
 /// The first grant was not confirmed; then another client has had the lock, for longer than the
 /// call waits. So it has timed out: replicas were not what it lacked.
 #[tokio::test(flavor = "multi_thread")]
@@ -205,10 +232,7 @@ async fn replicas_standalone_waiter_retries_after_a_demotion() {
     for kind in KINDS {
         caught_up(&master, 1).await;
         replicas[0].pause();
-        let waiting = tokio::spawn({
-            let lock = kind.lock(&locks, kind.name());
-            async move { lock.lock().await }
-        });
+        let waiting = kind.lock(&locks, kind.name()).lock_in_task();
         wait_is_blocked(&master).await;
         master.run::<()>(&["REPLICAOF", "127.0.0.1", &replicas[0].port().to_string()]).await;
         master.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use redlatch::{ConfigError, Error, Locks, Options};
 use tokio::time::Instant;
 
-use crate::support::failover::{Contention, KINDS, NODE_TIMEOUT, SLACK, caught_up, impatient, stat, urls};
+use crate::support::failover::{Contention, NODE_TIMEOUT, SLACK, caught_up, impatient, stat, urls};
 use crate::support::{
-    AnyLock, Deployment, Kind, Proxy, Server, Stopwatch, Topology, eventually, renewed_by, soon, ttl,
+    Deployment, KINDS, Kind, Proxy, Server, Stopwatch, Topology, eventually, renewed_by, soon, ttl,
 };
 
 pub(super) const TIMEOUT: Duration = Duration::from_millis(500);
@@ -70,15 +70,13 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         );
         assert!(took.elapsed() >= TIMEOUT && took.undisturbed() < TIMEOUT + SLACK, "{took:?}");
         println!("refused after {took:?}");
-        // A client without the option checks the state.
-        let watcher = self::lock_like(plain, &lock);
-        eventually("the grant is released", || async { !master.is_locked(&watcher).await }).await;
+        eventually("the grant is released", || async { !master.is_locked(&lock).await }).await;
         let start = Stopwatch::start();
         let outcome = lock.lock().await;
         assert!(matches!(outcome, Err(Error::TooFewReplicas { .. })), "{outcome:?}");
         println!("failed after {:?}", start.elapsed());
         assert!(start.undisturbed() < 3 * NODE_TIMEOUT + SLACK, "{start:?}");
-        eventually("the grant is released", || async { !master.is_locked(&watcher).await }).await;
+        eventually("the grant is released", || async { !master.is_locked(&lock).await }).await;
     }
     // Renewals and releases of held locks still succeed, without waiting.
     let confirmed = waits(master).await;
@@ -120,10 +118,7 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         let holder = lock(plain, kind, "handed");
         let guard = holder.lock().await.unwrap();
         let waiter = kind.rival().lock(locks, &format!("handed-{}", kind.name()));
-        let waiting = tokio::spawn({
-            let waiter = waiter.clone();
-            async move { waiter.lock().await }
-        });
+        let waiting = waiter.lock_in_task();
         eventually("the waiter queues", || async { master.queued_for(&holder).await == 1 }).await;
         let (before, start) = (waits(master).await, Stopwatch::start());
         guard.release().await.unwrap();
@@ -135,17 +130,6 @@ async fn confirms_grants(master: &Server, replicas: &[&Server], locks: &Locks, p
         next.release().await.unwrap();
     }
     replicas[1].resume();
-}
-
-/// Opens the same lock through another client.
-fn lock_like(locks: &Locks, lock: &AnyLock) -> AnyLock {
-    let name = lock.key().strip_prefix("lock:").unwrap();
-    match lock {
-        AnyLock::Mutex(_) => Kind::Mutex.lock(locks, name),
-        AnyLock::Reentrant(..) => Kind::Reentrant.lock(locks, name),
-        AnyLock::Read(..) | AnyLock::SharedRead(_) => Kind::Read.lock(locks, name),
-        AnyLock::Write(_) => Kind::Write.lock(locks, name),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -249,15 +233,9 @@ async fn replicas_missed_by_a_waiter_leave_the_lock_to_the_next() {
         let name = format!("kept-{}", kind.name());
         let held = kind.rival().lock(&plain, &name);
         let guard = held.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let lock = kind.lock(&confirmed, &name);
-            async move { lock.lock().await }
-        });
+        let waiting = kind.lock(&confirmed, &name).lock_in_task();
         eventually("the waiter queues", || async { master.queued_for(&held).await == 1 }).await;
-        let next = tokio::spawn({
-            let lock = kind.rival().lock(&others, &name);
-            async move { lock.lock().await }
-        });
+        let next = kind.rival().lock(&others, &name).lock_in_task();
         eventually("the next waiter queues", || async { master.queued_for(&held).await == 2 }).await;
         guard.release().await.unwrap();
         let next = soon("the next waiter is granted the lock", next).await.unwrap().unwrap();

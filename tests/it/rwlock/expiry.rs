@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use redlatch::{Error, LeaseEnd, Mode, Options, Owner, Renewal};
 
-use super::{client, notified_only, queued};
-use crate::support::{Oracle, Server, Stopwatch, eventually, patient, soon};
+use super::{client, queued};
+use crate::support::{Oracle, Server, Stopwatch, eventually, patient, soon, ttl};
 
 /// Sends one request of a writer that never polls again: its words, and the shared words.
 async fn wait_to_write(server: &Server, own: [&str; 2], shared: [&str; 4]) -> Vec<u64> {
@@ -24,7 +24,7 @@ async fn rwlock_standalone_renewal_extends_only_its_own_hold() {
     let locks = server.locks().await;
     let with = |options: Options| locks.with_options(options).unwrap().rwlock("rw").unwrap();
     let still = with(patient().renewal(Renewal::Never));
-    let moving = with(patient().ttl(Duration::from_millis(1_500)));
+    let moving = with(ttl(6_000));
     let owners = [Owner::new(), Owner::new()];
     let guards = [
         still.with_owner(&owners[0]).read().await.unwrap(),
@@ -53,18 +53,18 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     let server = Server::start().await;
     let lock = client(&server, patient()).await;
     let reading = lock.read().await.unwrap();
+    let start = Stopwatch::start();
     let busy = wait_to_write(
         &server,
         ["aa", ""],
-        ["30000", "1", "600", "lock:wake:00000000000000000000000000000000"],
+        ["30000", "1", "3000", "lock:wake:00000000000000000000000000000000"],
     )
     .await;
     assert_eq!(busy.len(), 2);
-    let start = Stopwatch::start();
     assert!(lock.try_read().await.unwrap().is_none(), "a new reader is kept out");
     let beside = soon("the waiter is admitted", lock.read()).await.unwrap();
-    assert!(start.elapsed() > Duration::from_millis(300), "{:?}", start.elapsed());
-    assert!(start.undisturbed() < Duration::from_secs(3), "{start:?}");
+    assert!(start.elapsed() > Duration::from_millis(2_900), "{start:?}");
+    assert!(start.undisturbed() < Duration::from_millis(5_400), "{start:?}");
     reading.release().await.unwrap();
     beside.release().await.unwrap();
     lock.try_write()
@@ -78,44 +78,13 @@ async fn rwlock_standalone_dead_waiting_writer_blocks_readers_for_one_claim() {
     server.assert_nothing_left().await;
 }
 
-/// Unknown fields, as of a later version, are kept while the lock is held. A free lock has no key.
-#[tokio::test(flavor = "multi_thread")]
-async fn rwlock_standalone_unknown_fields_are_kept_until_lock_is_free() {
-    let server = Server::start().await;
-    let (lock, other) = (client(&server, notified_only()).await, client(&server, notified_only()).await);
-    let first = lock.read().await.unwrap();
-    let _: i64 = server.run(&["HSET", "lock:rw", "later", "1", "reading", "2"]).await;
-    let unknown = || async {
-        server.run::<Vec<Option<u32>>>(&["HMGET", "lock:rw", "later", "reading"]).await == [Some(1), Some(2)]
-    };
-    let second = other.read().await.unwrap();
-    first.release().await.unwrap();
-    let writer = queued(&server, &lock, {
-        let lock = lock.clone();
-        async move { lock.write().await }
-    })
-    .await;
-    second.release().await.unwrap();
-    let writing = soon("the waiter acquires", writer).await.unwrap().unwrap();
-    assert!(unknown().await);
-    let reading = writing.downgrade().await.unwrap();
-    let beside = other.read().await.unwrap();
-    reading.release().await.unwrap();
-    assert!(unknown().await);
-    beside.release().await.unwrap();
-    assert_eq!(server.lock_state(lock.name()).await.mode, Mode::Free);
-    assert_eq!(server.run::<u64>(&["EXISTS", "lock:rw"]).await, 0, "deleted with the last hold");
-    drop((lock, other));
-    server.assert_nothing_left().await;
-}
-
 /// A reader dies while it waits for an upgrade: its mark expires with its claim, its hold with its
 /// TTL. Then the other reader's upgrade succeeds.
 #[tokio::test(flavor = "multi_thread")]
 async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     let server = Server::start().await;
     let lock = client(&server, patient()).await;
-    let short = client(&server, patient().read_ttl(Duration::from_millis(700))).await;
+    let short = client(&server, patient().read_ttl(Duration::from_secs(6))).await;
     let (dead, owner) = (Owner::new(), Owner::new());
     short.with_owner(&dead).read().await.unwrap().leak();
     let mine = lock.with_owner(&owner).read().await.unwrap();
@@ -123,7 +92,7 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     let busy = wait_to_write(
         &server,
         ["aa", &dead.to_string()],
-        ["700", "1", "400", "lock:wake:00000000000000000000000000000000"],
+        ["6000", "1", "3000", "lock:wake:00000000000000000000000000000000"],
     )
     .await;
     assert_eq!(busy.len(), 2);
@@ -131,11 +100,11 @@ async fn rwlock_standalone_upgrade_succeeds_after_dead_upgrader_expires() {
     let start = Stopwatch::start();
     eventually("the dead upgrader's mark expires", || async { lock.try_read().await.unwrap().is_some() })
         .await;
-    assert!(start.undisturbed() < Duration::from_secs(2), "{start:?}");
+    assert!(start.undisturbed() < Duration::from_millis(4_600), "{start:?}");
     let writing = soon("the upgrade is granted after the dead reader's TTL", lock.with_owner(&owner).write())
         .await
         .unwrap();
-    assert!(start.undisturbed() < Duration::from_secs(4), "{start:?}");
+    assert!(start.undisturbed() < Duration::from_millis(9_300), "{start:?}");
     writing.release().await.unwrap();
     mine.release().await.unwrap();
     drop((lock, short));

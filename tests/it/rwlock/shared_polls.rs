@@ -70,9 +70,7 @@ async fn rwlock_standalone_one_poll_keeps_all_readers_of_a_client_waiting() {
     println!("{polls} scripts while {READERS} readers were seen three times");
     assert!(polls < READERS as u64 / 4, "{polls} scripts for {READERS} readers");
     writing.release().await.unwrap();
-    for reader in readers {
-        reader.await.unwrap().release().await.unwrap();
-    }
+    all_enter(readers).await;
     assert_eq!(server.waiters(QUEUE).await, 0);
 }
 
@@ -160,9 +158,7 @@ async fn rwlock_standalone_a_shared_poll_notices_a_lost_place() {
     })
     .await;
     writing.release().await.unwrap();
-    for reader in readers {
-        reader.await.unwrap().release().await.unwrap();
-    }
+    all_enter(readers).await;
 }
 
 /// The queue is lost, and then the writer releases: no reader has a place, so each must ask.
@@ -219,8 +215,6 @@ async fn rwlock_standalone_readers_enter_after_the_writer_expired() {
     let readers = waiting(&server, &client(&server, options()).await).await;
     seen_again(&server, READERS).await;
     server.run::<u64>(&["DEL", "lock:rw"]).await;
-    for reader in readers {
-        reader.await.unwrap().release().await.unwrap();
-    }
+    all_enter(readers).await;
     assert!(writing.release().await.is_err());
 }

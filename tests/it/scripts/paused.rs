@@ -2,25 +2,15 @@
 //! script has read is old when it writes.
 
 use super::client::{Acquire, Client, KEYS, Request};
+use super::work::observed;
 use crate::support::Server;
 use crate::support::raw::script;
 
 /// The script reads the time of a minute ago, which is longer than each lease: as if the server had
 /// been stopped for that long after `TIME`.
 fn paused(source: &str) -> String {
-    format!(
-        "local server = redis
-        local function pauses(send)
-          return function(command, ...)
-            local reply = send(command, ...)
-            if command == 'TIME' then reply[1] = tostring(reply[1] - 60) end
-            return reply
-          end
-        end
-        local redis = setmetatable({{call = pauses(server.call), pcall = pauses(server.pcall)}},
-          {{__index = server}})
-        {source}"
-    )
+    let ago = "if (...) == 'TIME' then reply[1] = tostring(reply[1] - 60) end";
+    format!("{} return answer", observed(source, ago))
 }
 
 /// Each request, of which one after the other is stopped, in sequences that queue and hand over.

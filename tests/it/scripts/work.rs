@@ -17,9 +17,9 @@ fn counted(source: &str) -> String {
     format!("{} server.call('SET', 'work', math.ceil(work)) return answer", observed(source, count))
 }
 
-/// A script that is observed: after each command, `count` adds its `reply` to `work`. Its answer is
-/// in `answer`, and `server` sends commands that are not counted.
-fn observed(source: &str, count: &str) -> String {
+/// A script that is observed: after each command, `count` may add its `reply` to `work`, or change
+/// it. The script's answer is in `answer`, and `server` sends commands that are not observed.
+pub(super) fn observed(source: &str, count: &str) -> String {
     format!(
         "local server, work = redis, 0
         local function counts(send)

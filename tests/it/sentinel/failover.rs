@@ -9,10 +9,10 @@ use redlatch::{Error, LeaseEnd, Locks, Name, Options};
 use super::{MASTER, monitor, open};
 use crate::support::events::{TRACED, listen};
 use crate::support::failover::{
-    Contention, Ends, KINDS, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls, was_one_notified,
+    Contention, Ends, NODE_TIMEOUT, SLACK, caught_up, cut_off, fail_all, urls, was_one_notified,
 };
 use crate::support::{
-    AnyLock, Deployment, Kind, LockState, Oracle, Server, Stopwatch, Topology, connect, eventually,
+    AnyLock, Deployment, KINDS, Kind, LockState, Oracle, Server, Stopwatch, Topology, connect, eventually,
     notified_only, soon,
 };
 
@@ -171,7 +171,7 @@ async fn sentinel_messages_of_an_old_master_are_not_trusted_by_waiters() {
     new.run::<i64>(&["DEL", "lock:a", "{lock:a}:waiters"]).await;
     let other = new.locks().await;
     let theirs = other.mutex("a").unwrap().lock().await.unwrap();
-    monitor(new, &deployment).await;
+    monitor(new, deployment.sentinels()).await;
     old.kill_connections().await; // all but the subscription
     eventually("the waiter queues at the new master", || queued(new)).await;
     held.release().await.unwrap();
@@ -190,7 +190,7 @@ async fn demote(deployment: &Deployment) {
     for server in [master, &deployment.replicas()[1]] {
         server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]).await;
     }
-    monitor(promoted, deployment).await;
+    monitor(promoted, deployment.sentinels()).await;
 }
 
 /// The master is cut off from its replicas but not from its clients, and does not know that it was
@@ -212,7 +212,7 @@ async fn sentinel_clients_leave_a_master_without_replicas() {
         outcome.is_err_and(|error| error.code() == Some("NOREPLICAS"))
     })
     .await;
-    monitor(promoted, &deployment).await;
+    monitor(promoted, deployment.sentinels()).await;
     let start = Stopwatch::start();
     for locks in [&locks, &others] {
         for kind in KINDS {

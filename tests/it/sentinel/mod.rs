@@ -9,10 +9,7 @@ use redlatch::{Locks, Options};
 use tokio::runtime::Handle;
 
 use crate::support::failover::{NODE_TIMEOUT, urls};
-use crate::support::{Deployment, Server, Stopwatch, Topology, eventually};
-
-/// The name of the master, as the sentinels know it.
-const MASTER: &str = "mymaster";
+use crate::support::{Deployment, MASTER, Server, Stopwatch, Topology, eventually};
 
 async fn open(deployment: &Deployment, options: Options) -> Locks {
     Locks::builder()
@@ -23,10 +20,10 @@ async fn open(deployment: &Deployment, options: Options) -> Locks {
         .unwrap()
 }
 
-/// Makes all sentinels name this server as the master.
-async fn monitor(promoted: &Server, deployment: &Deployment) {
+/// Makes these sentinels name this server as the master.
+pub async fn monitor<'a>(promoted: &Server, sentinels: impl IntoIterator<Item = &'a Server>) {
     let port = promoted.port().to_string();
-    for sentinel in deployment.sentinels() {
+    for sentinel in sentinels {
         sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
         sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
     }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use redlatch::{Error, Locks};
 
 use super::{MASTER, monitor, open};
-use crate::support::failover::{KINDS, SLACK, caught_up, urls};
+use crate::support::failover::{SLACK, caught_up, urls};
 use crate::support::{
-    AnyLock, Deployment, Proxy, Server, Stopwatch, Topology, eventually, notified_only, soon,
+    AnyLock, Deployment, KINDS, LONGEST_WAIT, Proxy, Server, Stopwatch, Topology, eventually, notified_only,
+    soon,
 };
 
 /// How often a client checks that it is connected to the master.
@@ -63,7 +64,6 @@ async fn sentinel_latest_configuration_counts() {
     let mut deployment = Deployment::start(Topology::Sentinel).await;
     deployment.fail_over(0).await;
     let (promoted, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
-    let port = old.port().to_string();
     old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
     for behind in [0b001_u32, 0b010, 0b100, 0b011, 0b101, 0b110] {
         let sentinels = deployment.sentinels().iter().enumerate();
@@ -79,10 +79,7 @@ async fn sentinel_latest_configuration_counts() {
         };
         // They learn of it from the others every 2 s: perhaps before the client has connected.
         let opened = async || loop {
-            for sentinel in &outdated {
-                sentinel.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
-                sentinel.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
-            }
+            monitor(old, outdated.iter().copied()).await;
             let locks = open(&deployment, notified_only()).await;
             if all_name(old).await {
                 return locks;
@@ -112,11 +109,9 @@ async fn sentinel_client_does_not_go_back_to_an_old_master() {
     let lock = KINDS[0].lock(&locks, "first");
     assert_acquired_at(promoted, &lock).await;
     others.slow_down(Some(Duration::from_millis(80)));
-    let port = old.port().to_string();
     // The other sentinels correct both every few seconds.
     let is_outdated = async || {
-        sentinels[0].run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
-        sentinels[0].run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+        monitor(old, &sentinels[..1]).await;
         old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
         promoted.kill_connections().await;
         assert_acquired_at(promoted, &lock).await;
@@ -126,6 +121,31 @@ async fn sentinel_client_does_not_go_back_to_an_old_master() {
     drop(locks);
     others.outlive_clients().await;
     data.outlive_clients().await;
+}
+
+/// A client that has used the new master must connect again while only the sentinel that is cut off
+/// with the old one answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinel_client_waits_until_a_later_sentinel_answers() {
+    let mut deployment = Deployment::start(Topology::Sentinel).await;
+    deployment.fail_over(0).await;
+    let (promoted, old) = (&deployment.masters()[0], &deployment.replicas()[0]);
+    let (cut_off, others) = deployment.sentinels().split_first().unwrap();
+    let options = notified_only().node_timeout(Duration::from_secs(2)).outage_limit(LONGEST_WAIT);
+    let lock = KINDS[0].lock(&open(&deployment, options).await, "later");
+    assert_acquired_at(promoted, &lock).await;
+    others.iter().for_each(Server::pause);
+    let port = old.port().to_string();
+    cut_off.run::<()>(&["SENTINEL", "REMOVE", MASTER]).await;
+    cut_off.run::<()>(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await;
+    old.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+    promoted.kill_connections().await;
+    for _ in 0..3 {
+        let tried = lock.try_lock().await;
+        assert!(tried.as_ref().is_err_and(Error::is_transient), "{tried:?}");
+    }
+    others.iter().for_each(Server::resume);
+    assert_acquired_at(promoted, &lock).await;
 }
 
 /// The old master is cut off from sentinels and replicas, and still serves its connections: no
@@ -141,7 +161,7 @@ async fn sentinel_clients_leave_an_old_master_that_still_responds() {
     }
     caught_up(old, deployment.replicas().len()).await;
     promoted.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
-    monitor(promoted, &deployment).await;
+    monitor(promoted, deployment.sentinels()).await;
     let start = Stopwatch::start();
     let lock = KINDS[0].lock(&locks, "next");
     eventually("requests go to the new master", || async {

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use redlatch::{Error, Locks, Options};
 use tokio::task::JoinSet;
 
-use crate::support::{AnyGuard, Kind, Server, eventually, soon};
+use crate::support::{AnyGuard, KINDS, Kind, Server, eventually, soon};
 
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 /// Eight requests are sent alone, and the others gather.
 const TASKS: u64 = 200;
 const CALLS: u64 = 32 + TASKS / 10;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use redlatch::{Locks, Options};
 use tokio::task::{JoinSet, yield_now};
+use tokio::time::timeout;
 
 use crate::support::raw::RawLock;
 use crate::support::{Kind, Proxy, Server, eventually, patient, queued, soon};
@@ -118,4 +119,23 @@ async fn a_dropped_call_is_undone_however_many_were_before() {
     soon("it is undone", locks.settled()).await;
     assert_eq!(waiters().await, 0);
     guard.release().await.unwrap();
+}
+
+/// The server hangs: the first request of an adoption was written, and the next one was not yet
+/// when the call was dropped. What the first one does, once the server continues, is undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_adoption_is_undone_however_often_it_was_sent() {
+    let limit = Duration::from_secs(1);
+    let server = Server::start().await;
+    let locks = server.locks_with(Options::new().ttl(Duration::from_secs(200)).node_timeout(limit)).await;
+    let lock = locks.mutex("adopted").unwrap();
+    let ticket = lock.lock().await.unwrap().into_ticket().unwrap();
+    server.pause();
+    assert!(timeout(limit * 3 / 2, lock.adopt(&ticket)).await.is_err(), "the server hangs");
+    server.resume();
+    let free = || async { server.run::<u64>(&["EXISTS", "lock:adopted"]).await == 0 };
+    eventually("the hold is released", free).await;
+    soon("all is released", locks.settled()).await;
+    drop((lock, locks));
+    server.assert_nothing_left().await;
 }

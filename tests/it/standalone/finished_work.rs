@@ -1,12 +1,10 @@
-//! Work that ends by itself, as the server fails, by a panic, or as the client is closed.
+//! Work that ends by itself, as the server fails, or as the client is closed.
 
 use std::time::Duration;
 
 use redlatch::{Context, Error, Operation};
 
-use crate::support::{Kind, Server, eventually, soon, ttl};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{KINDS, Server, eventually, soon};
 
 /// A caller that got the error of the release would do the work again.
 #[tokio::test(flavor = "multi_thread")]
@@ -35,23 +33,6 @@ async fn its_value_is_returned_although_the_release_fails_for_now() {
     assert_eq!(both.run(work).await.unwrap(), 42);
     refuses(false).await;
     drop((both, locks));
-    server.assert_nothing_left().await;
-}
-
-/// Long before the TTL.
-#[tokio::test(flavor = "multi_thread")]
-async fn work_that_panics_leaves_no_lock() {
-    let server = Server::start().await;
-    let locks = server.locks_with(ttl(3_600_000)).await;
-    for kind in KINDS {
-        let lock = kind.lock(&locks, kind.name());
-        let work = lock.clone();
-        let task =
-            tokio::spawn(async move { work.run(async |_| -> Result<(), Error> { panic!("work") }).await });
-        assert!(task.await.unwrap_err().is_panic(), "{kind:?}");
-        eventually("it is released", || async { !server.is_locked(&lock).await }).await;
-    }
-    drop(locks);
     server.assert_nothing_left().await;
 }
 

@@ -46,7 +46,7 @@ async fn write_standalone_lock_excludes_among_sixteen_processes() {
 
 async fn lock_is_acquired_after_its_holder_was_killed(kind: Kind) {
     let server = Server::start().await;
-    let ttl = Duration::from_millis(1_000);
+    let ttl = Duration::from_secs(6);
     let mut worker = Worker::start(&["hold", &server.url(), kind.name(), &ttl.as_millis().to_string()]);
     let token: u64 = worker.expect_line("holding").parse().unwrap();
     let lock = kind.rival().lock(&server.locks().await, "held");
@@ -130,7 +130,7 @@ async fn stopped_waiter_ignores_an_expired_grant(kind: Kind) {
     let server = Server::start().await;
     let lock = kind.lock(&server.locks().await, "held");
     let guard = lock.lock().await.unwrap();
-    let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "1000"]);
+    let mut worker = Worker::start(&["hold", &server.url(), kind.name(), "6000"]);
     eventually("the worker queues", || async { server.queued_for(&lock).await == 1 }).await;
     worker.stop();
     guard.release().await.unwrap();

@@ -1,7 +1,7 @@
 //! A client that has lost its connection, and has made a new one.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::support::{AnyLock, Proxy, Server, eventually, patient, soon};
 /// connects again: what the second one meets says nothing of the new connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
-    let limit = Duration::from_secs(1);
+    let limit = Duration::from_secs(5);
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let options = Options::new().node_timeout(limit).wakeups(Wakeups::Poll);
@@ -25,8 +25,8 @@ async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
     };
     proxy.hold_requests(true);
     let first = tokio::spawn(trying("first"));
-    let later = Instant::now() + limit / 2;
-    eventually("half of the limit has passed", || async { Instant::now() > later }).await;
+    let later = Instant::now() + limit / 5;
+    eventually("a part of the limit has passed", || async { Instant::now() > later }).await;
     let second = tokio::spawn(trying("second"));
     assert!(soon("it fails", first).await.unwrap().is_err());
     let guard = trying("third").await.unwrap().expect("it is free, and the client has connected again");
@@ -45,12 +45,12 @@ async fn a_late_failure_of_a_former_connection_keeps_the_new_one() {
 /// one, are not one long outage.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_waits_outlasts_several_short_outages() {
-    let limit = Duration::from_secs(4);
+    let limit = Duration::from_secs(6);
     let server = Server::start().await;
     let proxy = Proxy::start(server.port()).await;
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
-    let polls = Options::new().wakeups(Wakeups::Poll).poll_cap(limit / 20).node_timeout(limit / 20);
+    let polls = Options::new().wakeups(Wakeups::Poll).poll_cap(limit / 20).node_timeout(limit / 8);
     let locks = Locks::builder().server(proxy.url()).options(polls.outage_limit(limit));
     let locks = locks.connect_lazily().unwrap();
     let mut events = locks.events();
@@ -130,7 +130,7 @@ async fn a_grant_that_is_learned_late_is_asked_about() {
     let other = locks.mutex("other").unwrap().lock().await.unwrap();
     let lock = locks.mutex("late").unwrap();
     let mut late = pin!(lock.lock());
-    assert!(poll_once(late.as_mut()).await.is_none());
+    assert!(poll_fn(|context| Poll::Ready(late.as_mut().poll(context))).await.is_pending());
     eventually("the server grants it", || async { server.run::<bool>(&["EXISTS", "lock:late"]).await }).await;
     // Replies come in the order of the requests.
     let next = locks.mutex("next").unwrap().lock().await.unwrap();
@@ -146,14 +146,6 @@ async fn a_grant_that_is_learned_late_is_asked_about() {
     drop((learned, other));
     soon("all is released", locks.settled()).await;
     server.assert_nothing_left().await;
-}
-
-async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => Poll::Ready(None),
-    })
-    .await
 }
 
 /// A server that was demoted, and must not serve stale data, refuses everything (MASTERDOWN). Its

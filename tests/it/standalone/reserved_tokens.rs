@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Fencing, Locks, Options, Wakeups};
 
-use super::revoked_turns::two_wait;
+use super::revoked_turns::{queued, two_wait};
 use crate::suite::local_turns::{contended, waiting};
 use crate::support::{
     AnyGuard, AnyLock, Kind, LONGEST_WAIT, Proxy, Server, eventually, patient, renewed_by, soon, ttl,
@@ -164,13 +164,7 @@ async fn dropped_waiters_give_back_what_their_grants_reserved() {
         let guard = holder.lock().await.unwrap();
         let (mut front, behind) = (waiting(lock).await, waiting(lock).await);
         // Polled only until it has queued: from then on, it learns of nothing.
-        let queues = async {
-            while server.waiters("{lock:unseen}:waiters").await == 0 {
-                let early = poll_fn(|context| Poll::Ready(front.as_mut().poll(context))).await;
-                assert!(early.is_pending(), "the lock is held");
-            }
-        };
-        soon("it queues", queues).await;
+        queued(&server, "lock:unseen", &mut front).await;
         let before = counter().await;
         guard.release().await.unwrap(); // grants the lock to the call at the front
         reserved += counter().await - before;

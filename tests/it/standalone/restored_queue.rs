@@ -6,8 +6,9 @@ use std::time::Duration;
 use redlatch::{Error, LeaseEnd};
 
 use crate::suite::local_turns::{contended, waiting};
-use crate::support::failover::KINDS;
-use crate::support::{AnyGuard, AnyLock, Kind, Server, Stopwatch, eventually, notified_only, patient, soon};
+use crate::support::{
+    AnyGuard, AnyLock, KINDS, Kind, Server, Stopwatch, eventually, notified_only, patient, soon,
+};
 
 /// For how long a released lock is reserved for a notified waiter that does not claim it.
 const CLAIM: Duration = Duration::from_secs(3);

@@ -1,7 +1,7 @@
 //! A client revokes a lock while the grant of one of its own tasks is on the way to that task.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::suite::shared_reads;
 use crate::support::{AnyGuard, AnyLock, Kind, Proxy, Server, eventually, patient, soon};
 
 /// Polls a call that waits until the server has queued it.
-async fn queued(server: &Server, lock: &AnyLock, call: &mut Locking) {
-    let queue = format!("{{{}}}:waiters", lock.key());
+pub(super) async fn queued<T>(server: &Server, key: &str, call: &mut Pin<Box<dyn Future<Output = T>>>) {
+    let queue = format!("{{{key}}}:waiters");
     let queues = async {
         while server.waiters(&queue).await == 0 {
             assert!(poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await.is_pending());
@@ -28,7 +28,7 @@ pub(super) async fn two_wait(server: &Server, lock: &AnyLock, rival: &AnyLock) -
     contended(lock).await.release().await.unwrap();
     let held = rival.lock().await.unwrap();
     let mut first = waiting(lock).await;
-    queued(server, lock, &mut first).await;
+    queued(server, lock.key(), &mut first).await;
     (held, [first, waiting(lock).await])
 }
 
@@ -97,12 +97,7 @@ async fn a_hold_that_is_revoked_before_its_task_runs_is_not_joined() {
     let lock = locks.rwlock("x").unwrap();
     let held = rival.write().await.unwrap();
     let mut first = shared_reads::waiting(&lock).await;
-    let queues = async {
-        while server.waiters("{lock:x}:waiters").await == 0 {
-            assert!(poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await.is_pending());
-        }
-    };
-    soon("the reader queues", queues).await;
+    queued(&server, "lock:x", &mut first).await;
     held.release().await.unwrap();
     assert!(lock.force_release_read().await.unwrap(), "the reader has it");
     let first = soon("the reader learns of its grant", first).await.unwrap();

@@ -8,9 +8,7 @@ use crate::support::Server;
 
 /// How many EVAL requests the server has run.
 async fn sources(server: &Server) -> u64 {
-    let stats: String = server.run(&["INFO", "commandstats"]).await;
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_eval:calls="));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    server.calls("cmdstat_eval:").await
 }
 
 #[tokio::test]

@@ -4,27 +4,21 @@ use std::time::Duration;
 
 use redlatch::{Error, Locks, Options, Wakeups};
 
-use crate::support::{Kind, Proxy, Server, eventually};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{KINDS, Proxy, Server, eventually};
 
 /// `lock_timeout(0)` acquires a free lock, and times out on a held one.
 #[tokio::test(flavor = "multi_thread")]
 async fn lock_timeout_of_zero_tries_once() {
     let server = Server::start().await;
     let (locks, others) = (server.locks().await, server.locks().await);
-    for kind in [KINDS[0]] {
-        let lock = kind.lock(&locks, &format!("zero-{}", kind.name()));
-        for _ in 0..80 {
-            let guard = lock.lock_timeout(Duration::ZERO).await.unwrap();
-            guard.release().await.unwrap();
-        }
-        let busy = kind.rival().lock(&others, &format!("zero-{}", kind.name()));
-        let guard = busy.lock().await.unwrap();
-        let outcome = lock.lock_timeout(Duration::ZERO).await;
-        assert!(matches!(outcome, Err(Error::TimedOut { limit: Duration::ZERO, .. })), "{outcome:?}");
-        guard.release().await.unwrap();
+    let (lock, busy) = (locks.mutex("zero").unwrap(), others.mutex("zero").unwrap());
+    for _ in 0..80 {
+        lock.lock_timeout(Duration::ZERO).await.unwrap().release().await.unwrap();
     }
+    let guard = busy.lock().await.unwrap();
+    let outcome = lock.lock_timeout(Duration::ZERO).await;
+    assert!(matches!(outcome, Err(Error::TimedOut { limit: Duration::ZERO, .. })), "{outcome:?}");
+    guard.release().await.unwrap();
 }
 
 /// The reply to a grant is lost, and the second delivery comes too late to be granted. That is

@@ -7,7 +7,10 @@ use redlatch::deadpool_redis::{Config, Runtime};
 use redlatch::{Error, Locks, Mutex, MutexGuard, Options, Wakeups};
 use tokio::task::JoinHandle;
 
-use crate::support::{LONGEST_WAIT, Proxy, Server, Stopwatch, count_waiters, eventually, queued, soon};
+use crate::support::{
+    LONGEST_WAIT, NEVER, Proxy, Server, Stopwatch, count_waiters, eventually, notified_only, queued, soon,
+    ttl,
+};
 
 const QUEUE: &str = "{lock:x}:waiters";
 
@@ -48,9 +51,6 @@ impl Client {
         self.messages.outlive_clients().await;
     }
 }
-
-/// A `poll_cap` longer than any wait: waiters poll after half a claim, at most 1.5 seconds.
-const NEVER: Duration = Duration::from_secs(10);
 
 async fn wait_in_queue(server: &Server, mutex: Mutex) -> JoinHandle<Result<MutexGuard, Error>> {
     let count = count_waiters(QUEUE);
@@ -276,14 +276,24 @@ async fn waiters_poll_every_poll_cap_or_most_of_a_claim() {
 }
 
 /// The channel of the only waiter, and a forged message that grants it the mutex. A user that may
-/// publish and read the queue can send it.
-async fn forged(server: &Server) -> (String, String) {
+/// publish and read the queue can send it. None while the waiter's entry is replaced.
+async fn forged(server: &Server) -> Option<(String, String)> {
     let queue: Vec<String> = server.run(&["ZRANGE", QUEUE, "0", "0"]).await;
-    let words: Vec<&str> = queue[0].split(' ').collect();
+    let words: Vec<&str> = queue.first()?.split(' ').collect();
     let (attempt, channel) = (words[0], words[3]);
-    let time: Vec<u64> = server.run(&["TIME"]).await;
-    let time = time[0] * 1_000_000 + time[1];
-    (channel.to_owned(), format!("{attempt} 999999 {time} lock:x"))
+    let [seconds, micros] = server.run::<[u64; 2]>(&["TIME"]).await;
+    Some((channel.to_owned(), format!("{attempt} 999999 {} lock:x", seconds * 1_000_000 + micros)))
+}
+
+async fn forged_once_queued(server: &Server) -> (String, String) {
+    let forged = async {
+        loop {
+            if let Some(forged) = forged(server).await {
+                break forged;
+            }
+        }
+    };
+    soon("the waiter has an entry", forged).await
 }
 
 async fn publish(server: &Server, (channel, message): &(String, String)) {
@@ -296,13 +306,12 @@ async fn forged_message_is_trusted_until_the_first_renewal() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
-    let trusting = server.locks_with(Options::new().poll_cap(NEVER)).await;
+    let trusting = server.locks_with(notified_only()).await;
     let waiting = notified(&server, &trusting).await;
     // Its first poll may still be in flight; until then, messages are not trusted. So repeat.
     let trusted = soon("the waiter trusts the message", async {
         while !waiting.is_finished() {
-            if let [_, ..] = server.run::<Vec<String>>(&["ZRANGE", QUEUE, "0", "0"]).await.as_slice() {
-                let (channel, message) = forged(&server).await;
+            if let Some((channel, message)) = forged(&server).await {
                 let _: i64 = server.run(&["PUBLISH", &channel, &message]).await;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -320,10 +329,10 @@ async fn forged_message_is_not_trusted_with_verified_wakeups() {
     let server = Server::start().await;
     let holder = server.locks().await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
-    let careful = server.locks_with(Options::new().poll_cap(NEVER).wakeups(Wakeups::Verify)).await;
+    let careful = server.locks_with(notified_only().wakeups(Wakeups::Verify)).await;
     let mut waiting = notified(&server, &careful).await;
     for _ in 0..20 {
-        let forged = forged(&server).await;
+        let forged = forged_once_queued(&server).await;
         let before = server.scripts_run().await;
         publish(&server, &forged).await;
         eventually("the waiter polls", || async { server.scripts_run().await > before }).await;
@@ -345,11 +354,11 @@ async fn forged_message_is_not_trusted_with_verified_wakeups() {
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_of_messages_causes_at_most_ten_polls_a_second() {
     let server = Server::start().await;
-    let holder = server.locks_with(Options::new().ttl(Duration::from_secs(60))).await.mutex("x").unwrap();
+    let holder = server.locks_with(ttl(60_000)).await.mutex("x").unwrap();
     let guard = holder.lock().await.unwrap();
-    let locks = server.locks_with(Options::new().poll_cap(NEVER)).await;
+    let locks = server.locks_with(notified_only()).await;
     let waiting = notified(&server, &locks).await;
-    let (channel, message) = forged(&server).await;
+    let (channel, message) = forged_once_queued(&server).await;
     // Without a valid date, the message is only a hint to poll.
     let message = message.replace(" 999999 ", " none ");
     let (before, start) = (server.scripts_run().await, Stopwatch::start());

@@ -6,8 +6,7 @@ use redlatch::{Error, Locks, Renewal};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::support::failover::KINDS;
-use crate::support::{AnyLock, Kind, Server, eventually, notified_only, soon};
+use crate::support::{AnyLock, KINDS, Kind, Server, eventually, notified_only, soon};
 
 /// Longer than a test: a lock that is free before was released.
 const TTL: Duration = Duration::from_secs(60);
@@ -115,9 +114,8 @@ async fn acquires_after_refusal(refusal: Refusal) {
     // Unqueued calls retry for two node timeouts.
     let patient = notified_only().ttl(TTL).node_timeout(Duration::from_secs(10));
     let (locks, others) = (server.locks_with(patient).await, server.locks().await);
-    let short = others
-        .with_options(notified_only().ttl(Duration::from_millis(1_500)).renewal(Renewal::Never))
-        .unwrap();
+    let short =
+        others.with_options(notified_only().ttl(Duration::from_secs(5)).renewal(Renewal::Never)).unwrap();
     let mut waiting = JoinSet::new();
     let mut expire = Vec::new();
     for kind in KINDS {

@@ -93,8 +93,8 @@ pub async fn lease_ends_with_its_ttl_if_never_renewed(setup: Setup) {
 }
 
 pub async fn lease_ends_after_max_hold(setup: Setup) {
-    let longest = Duration::from_millis(4_000);
-    let lock = setup.lock_with("capped", ttl(3_000).max_hold(longest)).await;
+    let longest = Duration::from_millis(6_000);
+    let lock = setup.lock_with("capped", ttl(4_500).max_hold(longest)).await;
     let watcher = setup.lock("capped").await;
     let start = Stopwatch::start();
     let guard = lock.lock().await.unwrap();
@@ -107,12 +107,12 @@ pub async fn lease_ends_after_max_hold(setup: Setup) {
         sleep(Duration::from_millis(5)).await;
     }
     let held = start.elapsed();
-    assert!(held > Duration::from_millis(3_000), "renewed meanwhile: {held:?}");
+    assert!(held > Duration::from_millis(4_500), "renewed meanwhile: {held:?}");
     // The server counts from the arrival of the last renewal, which asks for what was left when it
     // was sent.
     eventually("the server ends the lease as well", || async { !setup.deployment.is_locked(&watcher).await })
         .await;
-    // With a whole TTL, the last renewal would last 2 s longer.
+    // With a whole TTL, the last renewal would last 3 s longer.
     assert!(start.undisturbed() < longest + Duration::from_millis(1_500), "{start:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
     drop((lock, watcher));
@@ -142,28 +142,13 @@ pub async fn inspect_reports_holder_and_token(setup: Setup) {
     setup.finish().await;
 }
 
-pub async fn leaked_lock_stays_held_until_its_ttl(setup: Setup) {
-    let lock = setup.lock_with("leaked", ttl(3_000)).await;
-    let guard = lock.lock().await.unwrap();
-    let lease = guard.lease().clone();
-    guard.leak();
-    assert!(lease.is_lost(), "a leaked lease is not valid");
-    assert!(setup.deployment.is_locked(&lock).await, "a leaked lock is not released");
-    eventually("the TTL ends the lease", || async { !setup.deployment.is_locked(&lock).await }).await;
-    drop(lock);
-    setup.finish().await;
-}
-
 pub async fn lease_has_no_token_if_fencing_is_off(setup: Setup) {
     let plain = setup.lock_with("unfenced", ttl(30_000).fencing(Fencing::Off)).await;
     let guard = plain.lock().await.unwrap();
     assert_eq!(guard.lease().fencing_token(), None);
     // A waiter with fencing is granted a token although the former holder had none.
     let fenced = setup.lock("unfenced").await;
-    let waiting = tokio::spawn({
-        let fenced = fenced.clone();
-        async move { fenced.lock().await }
-    });
+    let waiting = fenced.lock_in_task();
     eventually("the waiter queues", || async { setup.deployment.waiters(&fenced).await == 1 }).await;
     guard.release().await.unwrap();
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();

@@ -31,7 +31,7 @@ use std::time::Duration;
 use redlatch::RwLock;
 use tokio::task::JoinHandle;
 
-use crate::support::{Cell, Setup, see};
+use crate::support::{Cell, Setup};
 use matrix::matrix;
 
 type Behaviour = fn(Setup) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -50,7 +50,7 @@ async fn queued<T: Send + 'static>(
     lock: &RwLock,
     work: impl Future<Output = T> + Send + 'static,
 ) -> JoinHandle<T> {
-    see(lock).await;
+    lock.inspect().await.unwrap();
     setup.queued(lock.name().key(), work).await
 }
 

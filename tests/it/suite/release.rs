@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Error, LeaseEnd, Renewal};
 
 use super::readers::assert_gone;
-use crate::support::{Random, Setup, Stopwatch, eventually, idles, patient, soon, ttl};
+use crate::support::{Random, Setup, Stopwatch, eventually, idles, notified_only, soon, ttl};
 
 pub async fn guard_drop_releases(setup: Setup) {
     let (lock, other) = (setup.lock("dropped").await, setup.rival("dropped").await);
@@ -74,11 +74,8 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
     let lock = setup.lock_with("forced", ttl(6_000)).await;
     assert!(!lock.force_release().await.unwrap(), "the lock is not held");
     let guard = lock.lock().await.unwrap();
-    let other = setup.rival_with("forced", patient().poll_cap(Duration::from_secs(10))).await;
-    let waiting = tokio::spawn({
-        let other = other.clone();
-        async move { other.lock().await }
-    });
+    let other = setup.rival_with("forced", notified_only()).await;
+    let waiting = other.lock_in_task();
     let before = setup.published_before_grant(lock.key()).await;
     assert!(lock.force_release().await.unwrap());
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
@@ -98,15 +95,12 @@ pub async fn force_release_revokes_and_grants_to_waiter(setup: Setup) {
 
 /// The shorter of two times: a busy machine may make a single one longer.
 pub async fn force_release_grants_at_once_to_waiter(setup: Setup) {
-    let options = patient().poll_cap(Duration::from_secs(10));
+    let options = notified_only();
     let (lock, other) = (setup.lock("seized").await, setup.rival_with("seized", options).await);
     let mut times = Vec::new();
     for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let other = other.for_another();
-            async move { other.lock().await }
-        });
+        let waiting = other.for_another().lock_in_task();
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
         setup.pauses_have_grown().await;
         let start = Stopwatch::start();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch::{Error, Lease};
 
-use crate::support::{Setup, eventually, soon};
+use crate::support::{Setup, eventually, soon, ttl};
 
 /// An application's error.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub async fn work_runs_while_the_lock_is_held(setup: Setup) {
 }
 
 pub async fn failed_work_releases_the_lock(setup: Setup) {
-    let lock = setup.lock("fails").await;
+    let lock = setup.lock_with("fails", ttl(3_600_000)).await;
     let outcome = lock.run(async |_| Err::<(), _>(Failure::Own)).await;
     assert!(matches!(outcome, Err(Failure::Own)), "{outcome:?}");
     assert!(!setup.deployment.is_locked(&lock).await, "released before it returned");

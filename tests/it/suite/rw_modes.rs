@@ -2,30 +2,15 @@
 
 use std::time::Duration;
 
-use redlatch::{Error, Mode, Owner, Renewal, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use redlatch::{Error, Mode, Owner, Renewal, RwLock};
 
 use super::{TTLS, queued, ttl_of};
-use crate::support::{Setup, eventually, notified_only, patient, soon};
+use crate::support::{AnyGuard, Setup, eventually, notified_only, patient, soon};
 
-#[derive(Debug)]
-enum Guard {
-    Read(RwLockReadGuard),
-    Write(RwLockWriteGuard),
-}
-
-impl Guard {
-    async fn release(self) {
-        match self {
-            Guard::Read(guard) => guard.release().await.unwrap(),
-            Guard::Write(guard) => guard.release().await.unwrap(),
-        }
-    }
-}
-
-async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<Guard> {
+async fn try_side(lock: &RwLock, owner: &Owner, side: &str) -> Option<AnyGuard> {
     match side {
-        "read" => lock.with_owner(owner).try_read().await.unwrap().map(Guard::Read),
-        "write" => lock.with_owner(owner).try_write().await.unwrap().map(Guard::Write),
+        "read" => lock.with_owner(owner).try_read().await.unwrap().map(AnyGuard::Read),
+        "write" => lock.with_owner(owner).try_write().await.unwrap().map(AnyGuard::Write),
         _ => panic!("no side: {side}"),
     }
 }
@@ -57,16 +42,16 @@ pub async fn owner_and_stranger_acquire_as_the_table_lists(setup: Setup) {
                 let guard = try_side(lock, &stranger, side).await;
                 assert_eq!(guard.is_some(), stranger_may, "{holds:?}: a stranger tries to {side}");
                 if let Some(guard) = guard {
-                    guard.release().await;
+                    guard.release().await.unwrap();
                 }
                 let guard = try_side(lock, &owner, side).await;
                 assert_eq!(guard.is_some(), owner_may, "{holds:?}: the owner tries to {side}");
                 if let Some(guard) = guard {
-                    guard.release().await;
+                    guard.release().await.unwrap();
                 }
             }
             for guard in guards {
-                guard.release().await;
+                guard.release().await.unwrap();
             }
             assert_eq!(setup.state_of(lock.name()).await.mode, Mode::Free, "{holds:?} {side}");
         }

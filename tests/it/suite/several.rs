@@ -66,7 +66,9 @@ pub async fn one_busy_lock_keeps_all_from_being_tried(setup: Setup) {
         let guard = other.all([busy]).unwrap().lock().await.unwrap();
         assert!(all.try_lock().await.unwrap().is_none(), "{name}");
         assert_eq!(held(&setup).await, [format!("lock:{name}")], "none of the others is held");
-        assert!(matches!(all.lock_timeout(Duration::ZERO).await, Err(Error::TimedOut { .. })));
+        let refused = all.lock_timeout(Duration::ZERO).await.unwrap_err();
+        assert!(matches!(refused, Error::TimedOut { .. }), "{refused:?}");
+        assert!(refused.to_string().ends_with("the lock was not free"), "{refused}");
         // On a busy machine it ends at a lock before it, unless the limit is longer.
         let (mut limit, mut named) = (Duration::from_millis(50), String::new());
         while named != name {
@@ -199,14 +201,16 @@ pub async fn a_lease_that_ends_while_another_lock_is_waited_for_is_an_error(setu
     setup.finish().await;
 }
 
+/// A server that does not answer does not make a call outlast its limit: not once for each lock.
 pub async fn one_limit_covers_a_silent_server(setup: Setup) {
     // Longer than this test waits: only the limit ends the call.
     let locks = setup.client_with(Options::new().node_timeout(Duration::from_secs(60))).await;
-    let all = locks.all(["a", "b"].map(|name| locks.mutex(name).unwrap())).unwrap();
+    let all = locks.all((0..8).map(|name| locks.mutex(name.to_string()).unwrap())).unwrap();
     all.lock().await.unwrap().release().await.unwrap();
     setup.deployment.pause();
     let outcome = soon("the limit ends the call", all.lock_timeout(Duration::from_millis(100))).await;
-    assert!(outcome.is_err(), "{outcome:?}");
+    let is_expected = matches!(outcome, Err(Error::TimedOut { .. })) || setup.failed(&outcome);
+    assert!(is_expected, "{outcome:?}");
     setup.deployment.resume();
     eventually("nothing is left", || async { held(&setup).await.is_empty() }).await;
     drop((all, locks));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Error, LeaseEnd, Options, Owner, RwLock, RwLockReadGuard, Wakeups};
 
-use super::local_turns::reports;
+use super::local_turns::{long_turn, reports};
 use crate::support::{AnyGuard, AnyLock, Setup, eventually, patient, soon};
 
 pub type Reading = Pin<Box<dyn Future<Output = Result<RwLockReadGuard, Error>>>>;
@@ -21,11 +21,6 @@ impl Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
-}
-
-/// Longer than a busy machine needs for a few reads.
-fn long_turn() -> Options {
-    patient().local_turn(Duration::from_secs(7))
 }
 
 /// A lock of a new client, to read without an owner.
@@ -226,10 +221,7 @@ pub async fn a_task_with_other_options_keeps_no_hold(setup: Setup) {
     });
     eventually("it queues", || async { setup.deployment.waiters(&rival).await == 1 }).await;
     let second = tokio::spawn(async move { other.read().await });
-    let writing = tokio::spawn({
-        let rival = rival.clone();
-        async move { rival.lock().await }
-    });
+    let writing = rival.lock_in_task();
     eventually("the writer queues", || async { setup.deployment.waiters(&rival).await >= 2 }).await;
     held.release().await.unwrap();
     let guard = soon("the first task reads", first).await.unwrap().unwrap();

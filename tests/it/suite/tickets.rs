@@ -5,7 +5,7 @@ use std::time::Duration;
 use redlatch::{Error, LeaseEnd, Ticket};
 use tokio::task::JoinSet;
 
-use crate::support::{Kind, Setup, eventually, renewed_by, soon, ttl};
+use crate::support::{KINDS, Setup, eventually, renewed_by, soon, ttl};
 
 /// As another process receives it.
 fn sent(ticket: &Ticket) -> Ticket {
@@ -115,6 +115,11 @@ pub async fn a_ticket_of_a_revoked_hold_is_lost(setup: Setup) {
     assert!(setup.deployment.is_held_by(&rival, &held).await);
     assert!(!held.lease().is_lost());
     held.release().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert!(lock.force_release().await.unwrap());
+    assert!(matches!(guard.lease().renew().await, Err(Error::Lost { .. })));
+    let refused = guard.into_ticket();
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     drop((lock, rival));
     setup.finish().await;
 }
@@ -126,7 +131,7 @@ pub async fn a_ticket_for_another_lock_is_refused(setup: Setup) {
     setup.is_held_on_all_nodes(&lock).await;
     let before = setup.deployment.scripts_run().await;
     let mut refused = vec![(setup.kind.lock(&locks, "other").adopt(&ticket).await, "name")];
-    for kind in [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write] {
+    for kind in KINDS {
         if kind != setup.kind {
             refused.push((kind.lock(&locks, "this").adopt(&ticket).await, "kind"));
         }
@@ -173,16 +178,5 @@ pub async fn a_close_leaves_the_hold_of_a_ticket(setup: Setup) {
     assert!(setup.deployment.is_held_by(&next, &guard).await);
     guard.release().await.unwrap();
     drop((lock, locks, next));
-    setup.finish().await;
-}
-
-pub async fn a_lost_lease_becomes_no_ticket(setup: Setup) {
-    let lock = setup.lock("lost").await;
-    let guard = lock.lock().await.unwrap();
-    assert!(lock.force_release().await.unwrap());
-    assert!(matches!(guard.lease().renew().await, Err(Error::Lost { .. })));
-    let refused = guard.into_ticket();
-    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
-    drop(lock);
     setup.finish().await;
 }

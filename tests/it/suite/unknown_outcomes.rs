@@ -6,7 +6,9 @@ use redlatch::{Error, Options};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{Setup, Stopwatch, Topology, Wake, eventually, idles, patient, renewed_by, soon, ttl};
+use crate::support::{
+    Setup, Stopwatch, Topology, Wake, eventually, idles, notified_only, renewed_by, soon, ttl,
+};
 
 /// The server restarts from an old snapshot, and the first request detects the restart.
 pub async fn tokens_grow_after_restart_from_old_snapshot(mut setup: Setup) {
@@ -61,7 +63,6 @@ pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     let proxy = setup.proxy().await;
     let client = setup.client_behind(&proxy, ttl(6_000)).await;
     let lock = setup.kind.lock(&client, "leaking");
-    let watcher = setup.lock("leaking").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_replies(true);
     let before = setup.deployment.scripts_run().await;
@@ -70,15 +71,15 @@ pub async fn leak_during_renewal_keeps_lock_until_its_ttl(setup: Setup) {
     proxy.hold_replies(false);
     lock.inspect().await.unwrap(); // its reply comes behind the renewal's
     idles(&client).await;
-    assert!(setup.deployment.is_locked(&watcher).await, "a leaked lock is not released");
-    eventually("the TTL ends the lease", || async { !setup.deployment.is_locked(&watcher).await }).await;
-    drop((client, lock, watcher));
+    assert!(setup.deployment.is_locked(&lock).await, "a leaked lock is not released");
+    eventually("the TTL ends the lease", || async { !setup.deployment.is_locked(&lock).await }).await;
+    drop((client, lock));
     setup.finish().await;
 }
 
 /// The first waiter of the client runs on a runtime that ends soon after.
 pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) {
-    let options = patient().poll_cap(Duration::from_secs(10));
+    let options = notified_only();
     let lock = setup.lock_with("runtimes", options).await;
     let holder = setup.rival("runtimes").await;
     let guard = holder.lock().await.unwrap();
@@ -94,10 +95,7 @@ pub async fn waiter_is_notified_after_first_waiters_runtime_ended(setup: Setup) 
     let mut times = Vec::new();
     for _ in 0..2 {
         let guard = holder.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let lock = lock.for_another();
-            async move { lock.lock().await }
-        });
+        let waiting = lock.for_another().lock_in_task();
         eventually("the waiter queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
         setup.pauses_have_grown().await;
         let start = Stopwatch::start();
@@ -140,14 +138,13 @@ pub async fn waiting_tasks_fail_together_while_server_is_paused(setup: Setup) {
 pub async fn renewal_succeeds_despite_silent_connection(setup: Setup) {
     let proxy = setup.proxy().await;
     let lock = setup.lock_behind(&proxy, "silent", ttl(9_000)).await;
-    let watcher = setup.lock("silent").await;
     let guard = lock.lock().await.unwrap();
     proxy.hold_requests(true);
     renewed_by(guard.lease(), Duration::from_secs(3)).await;
-    assert!(setup.deployment.is_held_by(&watcher, &guard).await);
+    assert!(setup.deployment.is_held_by(&lock, &guard).await);
     proxy.hold_requests(false);
     guard.release().await.unwrap();
-    drop((lock, watcher));
+    drop(lock);
     setup.finish().await;
 }
 
@@ -158,7 +155,6 @@ pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     // The connection is given up after the node timeout: a renewal is sent before.
     let options = ttl(4_500).node_timeout(Duration::from_secs(2));
     let lock = setup.lock_behind(&proxy, "kept", options).await;
-    let watcher = setup.lock("kept").await;
     let guard = lock.lock().await.unwrap();
     // The first renewal loads the script: later, the answer that it is unknown would be held back.
     // Its own answer must have arrived, else the client reconnects, and sends no renewal any more.
@@ -173,14 +169,14 @@ pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
     let keep = ["PEXPIRE", lock.key(), "60000"];
     setup.deployment.run_at::<u64>(lock.key(), &keep).await;
     soon("the lease is lost at its deadline", guard.lease().lost()).await;
-    assert!(setup.deployment.is_locked(&watcher).await, "the server has kept it");
+    assert!(setup.deployment.is_locked(&lock).await, "the server has kept it");
     setup.deployment.run_at::<u64>(lock.key(), &keep).await;
     proxy.hold_replies(false);
     let start = Stopwatch::start();
-    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&lock).await }).await;
     assert!(start.undisturbed() < Duration::from_secs(8), "{start:?}");
     assert!(matches!(guard.release().await, Err(Error::Lost { .. })));
-    drop((lock, watcher));
+    drop(lock);
     setup.finish().await;
 }
 
@@ -188,7 +184,6 @@ pub async fn lost_lease_is_released_once_replies_arrive(setup: Setup) {
 pub async fn guard_dropped_during_outage_is_released_after_it(setup: Setup) {
     let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.lock_with("outage", options).await;
-    let watcher = setup.lock("outage").await;
     let guard = lock.lock().await.unwrap();
     setup.deployment.kill_connections().await;
     setup.deployment.pause();
@@ -196,24 +191,21 @@ pub async fn guard_dropped_during_outage_is_released_after_it(setup: Setup) {
     sleep(Duration::from_millis(1_500)).await;
     setup.deployment.resume();
     let start = Stopwatch::start();
-    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&lock).await }).await;
     assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
-    drop((lock, watcher));
+    drop(lock);
     setup.finish().await;
 }
 
 /// The client renews a broken subscription and receives notifications again.
 pub async fn waiter_is_notified_after_its_subscription_broke(setup: Setup) {
-    let options = patient().poll_cap(Duration::from_secs(10));
+    let options = notified_only();
     let lock = setup.lock_with("again", options).await;
     let holder = setup.rival("again").await;
     let (mut times, mut broken) = (Vec::new(), Vec::new());
     for round in 0..3 {
         let guard = holder.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let lock = lock.for_another();
-            async move { lock.lock().await }
-        });
+        let waiting = lock.for_another().lock_in_task();
         eventually("the waiter queues", || async { setup.deployment.waiters(&holder).await == 1 }).await;
         if setup.wake == Wake::Push {
             let subscribed = || async { setup.deployment.subscriptions().await >= setup.nodes() };
@@ -251,20 +243,16 @@ pub async fn grant_with_lost_reply_is_released_after_reconnect(setup: Setup) {
     let proxy = setup.proxy().await;
     let options = Options::new().node_timeout(Duration::from_millis(500));
     let lock = setup.lock_behind(&proxy, "dead-line", options).await;
-    let watcher = setup.lock("dead-line").await;
     lock.lock().await.unwrap().release().await.unwrap();
     proxy.set_drops_requests(true);
     setup.lose_next_answer(&proxy);
     let outcome = lock.try_lock().await;
     assert!(setup.failed(&outcome), "{outcome:?}");
-    assert!(
-        setup.deployment.is_locked(&watcher).await,
-        "the server granted it, but the client does not know"
-    );
+    assert!(setup.deployment.is_locked(&lock).await, "the server granted it, but the client does not know");
     proxy.set_drops_requests(false);
     let start = Stopwatch::start();
-    eventually("the lock is released", || async { !setup.deployment.is_locked(&watcher).await }).await;
+    eventually("the lock is released", || async { !setup.deployment.is_locked(&lock).await }).await;
     assert!(start.undisturbed() < Duration::from_secs(5), "{start:?}");
-    drop((lock, watcher));
+    drop(lock);
     setup.finish().await;
 }

@@ -7,11 +7,7 @@ use std::time::Duration;
 use redlatch::Error;
 use tokio::time::Instant;
 
-use crate::support::{Setup, Stopwatch, Wake, eventually, patient, soon, ttl};
-
-/// A `poll_cap` that has no effect: a waiter polls after half a claim, which is at most a second
-/// and a half.
-const NEVER: Duration = Duration::from_secs(10);
+use crate::support::{Setup, Stopwatch, Wake, eventually, notified_only, patient, soon, ttl};
 
 /// The longest time for which the server holds a lock for a waiter that has not answered.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -106,15 +102,12 @@ pub async fn lock_times_out_and_leaves_queue(setup: Setup) {
 }
 
 pub async fn release_grants_at_once_to_waiter(setup: Setup) {
-    let options = patient().poll_cap(NEVER);
+    let options = notified_only();
     let (lock, other) = (setup.rival("prompt").await, setup.lock_with("prompt", options).await);
     let mut times = Vec::new();
     for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let other = other.for_another();
-            async move { other.lock().await }
-        });
+        let waiting = other.for_another().lock_in_task();
         eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
         setup.pauses_have_grown().await;
         let start = Stopwatch::start();
@@ -138,10 +131,7 @@ pub async fn release_grants_at_once_to_waiter(setup: Setup) {
 pub async fn granted_lease_is_renewed_before_its_claim_ends(setup: Setup) {
     let (lock, other) = (setup.rival("claimed").await, setup.lock("claimed").await);
     let guard = lock.lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let other = other.clone();
-        async move { other.lock().await }
-    });
+    let waiting = other.lock_in_task();
     let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
@@ -163,10 +153,7 @@ pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
     let options = patient().renewal(redlatch::Renewal::Never);
     let (lock, other) = (setup.rival("unrenewed").await, setup.lock_with("unrenewed", options).await);
     let guard = lock.lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let other = other.clone();
-        async move { other.lock().await }
-    });
+    let waiting = other.lock_in_task();
     let before = setup.published_before_grant(lock.key()).await;
     guard.release().await.unwrap();
     let next = soon("the waiter is granted the lock", waiting).await.unwrap().unwrap();
@@ -182,7 +169,7 @@ pub async fn grant_lasts_whole_ttl_if_never_renewed(setup: Setup) {
 pub async fn waiter_acquires_after_holder_expires(setup: Setup) {
     // The holder has crashed: no message is published.
     let lock = setup.rival_with("expiring", ttl(1_000)).await;
-    let other = setup.lock_with("expiring", patient().poll_cap(NEVER)).await;
+    let other = setup.lock_with("expiring", notified_only()).await;
     let mut times = Vec::new();
     for _ in 0..2 {
         let start = Stopwatch::start();
@@ -207,7 +194,7 @@ pub async fn waiter_finds_release_before_its_subscription(setup: Setup) {
         let mut times = Vec::new();
         for _ in 0..3 {
             // A client of its own has no subscription yet.
-            let options = patient().poll_cap(NEVER);
+            let options = notified_only();
             let other = setup.lock_behind(&proxy, "gap", options).await;
             let guard = lock.lock().await.unwrap();
             // It has a connection to the master that it will ask.
@@ -242,10 +229,7 @@ pub async fn waiter_rejects_grant_received_after_its_claim(setup: Setup) {
     let lock = setup.rival("stale").await;
     let late = setup.lock_behind(&proxy, "stale", ttl(2_000)).await;
     let guard = lock.lock().await.unwrap();
-    let waiting = tokio::spawn({
-        let late = late.clone();
-        async move { late.lock().await }
-    });
+    let waiting = late.lock_in_task();
     eventually("the waiter queues", || async { setup.deployment.waiters(&lock).await == 1 }).await;
     proxy.hold_replies(true);
     guard.release().await.unwrap();

@@ -26,13 +26,7 @@ pub async fn form(arguments: &[&str]) -> (Vec<Server>, Vec<Server>) {
         let epoch = (place + 1).to_string();
         server.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch]).await;
         if place < MASTERS {
-            let slots: Vec<String> = (0..SLOTS)
-                .filter(|slot| slot * MASTERS / SLOTS == place)
-                .map(|slot| slot.to_string())
-                .collect();
-            // One by one: Redis 6.2 does not accept ranges.
-            let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
-            server.run::<()>(&words.collect::<Vec<_>>()).await;
+            server.add_slots((0..SLOTS).filter(|slot| slot * MASTERS / SLOTS == place)).await;
         }
     }
     introduce(&masters).await;

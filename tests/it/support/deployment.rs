@@ -180,7 +180,7 @@ impl Deployment {
         }
     }
 
-    pub(super) async fn homes(&self, key: &str) -> &[Server] {
+    pub async fn homes(&self, key: &str) -> &[Server] {
         match self.owner(key).await {
             Some(owner) => &self.masters[owner..=owner],
             None => &self.masters,

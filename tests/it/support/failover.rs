@@ -8,10 +8,8 @@ use tokio::time::sleep;
 
 use super::events::logged_with;
 use super::lock_state::companion;
-use super::{AnyGuard, AnyLock, Kind, Oracle, Server, Stopwatch, count_waiters};
+use super::{AnyGuard, AnyLock, KINDS, Kind, Oracle, Server, Stopwatch, count_waiters};
 use super::{eventually, notified_only, soon};
-
-pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 /// The crate's default, and the unit in which the tests measure how long calls take to fail.
 pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,10 +45,7 @@ impl Contention {
         let lock = kind.lock(locks, name);
         let rival = kind.rival().lock(others, name);
         let guard = lock.lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let rival = rival.for_another();
-            async move { rival.lock().await }
-        });
+        let waiting = rival.for_another().lock_in_task();
         eventually("the rival queues", || async { servers.lock_state(lock.name()).await.waiters() == 1 })
             .await;
         Contention { lock, guard, rival, waiting }

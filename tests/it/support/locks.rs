@@ -7,6 +7,7 @@ use redlatch::{
     RwLock, RwLockReadGuard, RwLockWriteGuard, Ticket,
 };
 use serde::Serialize;
+use tokio::task::JoinHandle;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -17,6 +18,9 @@ pub enum Kind {
     /// The write side, without an owner.
     Write,
 }
+
+/// All kinds.
+pub const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
 
 impl Kind {
     pub fn name(self) -> &'static str {
@@ -29,8 +33,7 @@ impl Kind {
     }
 
     pub fn from_name(name: &str) -> Kind {
-        let kinds = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
-        kinds.into_iter().find(|kind| kind.name() == name).expect("a kind")
+        KINDS.into_iter().find(|kind| kind.name() == name).expect("a kind")
     }
 
     /// The kind that this one excludes.
@@ -115,6 +118,12 @@ impl AnyLock {
             AnyLock::SharedRead(lock) => AnyGuard::Read(lock.read().await?),
             AnyLock::Write(lock) => AnyGuard::Write(lock.write().await?),
         })
+    }
+
+    /// Starts a task that acquires the lock.
+    pub fn lock_in_task(&self) -> JoinHandle<Result<AnyGuard, Error>> {
+        let lock = self.clone();
+        tokio::spawn(async move { lock.lock().await })
     }
 
     pub async fn lock_timeout(&self, limit: Duration) -> Result<AnyGuard, Error> {

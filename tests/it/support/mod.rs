@@ -19,7 +19,6 @@ mod process;
 mod proxy;
 mod random;
 pub mod raw;
-mod rwlock;
 mod sentinel;
 mod server;
 mod setup;
@@ -35,19 +34,18 @@ pub use example::example;
 #[allow(unused_imports, reason = "the fault checker has an observer of its own")]
 pub use latency::Latency;
 pub use lock_state::{Hold, LockState, Oracle};
-pub use locks::{AnyGuard, AnyLock, Kind};
+pub use locks::{AnyGuard, AnyLock, KINDS, Kind};
 #[allow(unused_imports, reason = "the fault checker connects to other addresses")]
 pub use open::open_at;
 pub use port::free_port;
 pub use process::{Worker, role};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use rwlock::{NEVER, notified_only, see};
 pub use sentinel::MASTER;
 #[allow(unused_imports, reason = "used by the fault checker: its servers persist all data")]
 pub use server::{DURABLE, Environment};
 pub use server::{Server, connect, count_waiters};
-pub use setup::{Cell, Protocol, Setup, Wake, idles, patient, ttl};
+pub use setup::{Cell, NEVER, Protocol, Setup, Wake, idles, notified_only, patient, ttl};
 pub use stopwatch::Stopwatch;
 
 use std::future::Future;

@@ -110,18 +110,20 @@ pub async fn fail_over(sentinel: &Server) {
     .await;
 }
 
+/// The port of the master, if all live sentinels name the same one.
+async fn named(sentinels: &[Server]) -> Option<u16> {
+    let mut ports = Vec::new();
+    for sentinel in sentinels.iter().filter(|sentinel| sentinel.is_alive()) {
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
+        ports.push(sentinel.try_run::<(String, u16)>(&words).await.ok()?.1);
+    }
+    ports.first().copied().filter(|port| ports.iter().all(|other| other == port))
+}
+
 /// The port of the master that all live sentinels name.
 pub async fn master_port(sentinels: &[Server]) -> u16 {
-    let named = || async {
-        let mut ports = Vec::new();
-        for sentinel in sentinels.iter().filter(|sentinel| sentinel.is_alive()) {
-            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
-            ports.push(sentinel.run::<(String, u16)>(&words).await.1);
-        }
-        ports.first().copied().filter(|port| ports.iter().all(|other| other == port))
-    };
     let found = OnceLock::new();
-    let is_named = || async { named().await.is_some_and(|port| found.set(port).is_ok()) };
+    let is_named = || async { named(sentinels).await.is_some_and(|port| found.set(port).is_ok()) };
     eventually("all sentinels name one master", is_named).await;
     found.into_inner().expect("it was found")
 }
@@ -129,22 +131,15 @@ pub async fn master_port(sentinels: &[Server]) -> u16 {
 /// Waits until one of the replicas is the master, in its own view and in that of all live
 /// sentinels. Returns its index.
 pub async fn promoted(replicas: &[Server], sentinels: &[Server]) -> usize {
-    let named = || async {
-        let mut ports = Vec::new();
-        for sentinel in sentinels {
-            let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER];
-            if let Ok((_, port)) = sentinel.try_run::<(String, u16)>(&words).await {
-                ports.push(port);
-            }
-        }
-        let port = *ports.first()?;
+    let leader = || async {
+        let port = named(sentinels).await?;
         let place = replicas.iter().position(|replica| replica.port() == port)?;
         let role: Vec<redis::Value> = replicas[place].try_run(&["ROLE"]).await.ok()?;
         let leads = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
-        (leads && ports.iter().all(|other| *other == port)).then_some(place)
+        leads.then_some(place)
     };
     let found = OnceLock::new();
-    let is_named = || async { named().await.is_some_and(|place| found.set(place).is_ok()) };
+    let is_named = || async { leader().await.is_some_and(|place| found.set(place).is_ok()) };
     eventually("all sentinels name the new master", is_named).await;
     found.into_inner().expect("it was found")
 }

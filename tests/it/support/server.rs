@@ -289,6 +289,14 @@ impl Server {
         self.run::<String>(&["INFO", "replication"]).await.matches("state=online").count()
     }
 
+    /// Gives slots to this node of a cluster.
+    pub async fn add_slots(&self, slots: impl Iterator<Item = usize>) {
+        // One by one: Redis 6.2 does not accept ranges.
+        let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+        let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+        self.run::<()>(&words.collect::<Vec<_>>()).await;
+    }
+
     /// Whether the server is a replica that is connected to its master and synchronized.
     pub async fn follows(&self) -> bool {
         self.run::<String>(&["INFO", "replication"]).await.contains("master_link_status:up")
@@ -324,14 +332,17 @@ impl Server {
 
     /// The queues with a waiter. Queues with marks alone may remain until their TTL expires.
     pub async fn queues(&self) -> Vec<String> {
-        let queues = self.run::<Vec<String>>(&["KEYS", "*:waiters"]).await;
-        let mut occupied = Vec::new();
-        for queue in queues {
-            if self.waiters(&queue).await > 0 {
-                occupied.push(queue);
-            }
+        let mut connection = self.connection().await;
+        let keys = redis::cmd("KEYS").arg("*:waiters").to_owned();
+        let queues: Vec<String> = keys.query_async(&mut connection).await.unwrap();
+        let mut counts = redis::pipe();
+        counts.cmd("PING").ignore(); // there may be no queue
+        for queue in &queues {
+            let [command, words @ ..] = count_waiters(queue);
+            counts.cmd(command).arg(&words);
         }
-        occupied
+        let counts: Vec<u64> = counts.query_async(&mut connection).await.unwrap();
+        queues.into_iter().zip(counts).filter(|(_, count)| *count > 0).map(|(queue, _)| queue).collect()
     }
 
     /// Checks that the clients of a test have left no waiter, no subscription, and no key without a

@@ -158,9 +158,7 @@ impl Setup {
     /// Waits until all nodes have what this lock's call was granted: a grant does not wait for the
     /// slowest nodes of a quorum.
     pub async fn is_held_on_all_nodes(&self, lock: &AnyLock) {
-        let (key, deployment) = (lock.key(), &self.deployment);
-        let holds = async || deployment.run_at::<u64>(key, &["EXISTS", key]).await;
-        eventually("all nodes have it", async || holds().await.iter().all(|held| *held == 1)).await;
+        self.deployment.has_everywhere(lock.key()).await;
         // Each node replies in the order of the requests: no further proposal of a token follows.
         lock.inspect().await.unwrap();
     }
@@ -250,6 +248,15 @@ fn tasks() -> usize {
 /// after a second is slow, not away.
 pub fn patient() -> Options {
     Options::new().node_timeout(Duration::from_secs(15))
+}
+
+/// A `poll_cap` longer than any wait: a waiter polls after half a claim, at most a second and a
+/// half.
+pub const NEVER: Duration = Duration::from_secs(10);
+
+/// Options of waiters that acquire early only if they are notified.
+pub fn notified_only() -> Options {
+    patient().poll_cap(NEVER)
 }
 
 /// Short leases, for tests that wait for them to end.

@@ -89,10 +89,7 @@ impl Authority {
         let (one, other) = (self.server(&member).await, self.server(&member).await);
         for (place, (server, _)) in [&one, &other].into_iter().enumerate() {
             server.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]).await;
-            let slots: Vec<String> =
-                (0..16_384).filter(|slot| slot / 8_192 == place).map(|slot| slot.to_string()).collect();
-            let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
-            server.run::<()>(&words.collect::<Vec<_>>()).await;
+            server.add_slots(place * 8_192..(place + 1) * 8_192).await;
         }
         one.0.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.1.to_string()]).await;
         for (server, _) in [&one, &other] {

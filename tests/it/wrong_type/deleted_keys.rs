@@ -29,10 +29,6 @@ fn is_of(kind: Kind, (layout, fields): &(String, Vec<String>)) -> bool {
     }
 }
 
-async fn published(server: &Server) -> usize {
-    server.run::<String>(&["INFO", "commandstats"]).await.matches("cmdstat_publish:").count()
-}
-
 /// Two waiters of `first` are queued and its key is deleted. `second` acquires, waits and releases
 /// as if these waiters did not exist. Then `first` continues with its waiters, in their order.
 async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel: &str) {
@@ -74,7 +70,7 @@ async fn passes_over_waiters(server: &Server, first: Kind, second: Kind, channel
     assert_eq!(answer, redis::Value::Int(0), "{what}");
     assert_eq!(server.run::<u64>(&["EXISTS", &key]).await, 0, "{what}: not granted to the other kind");
     assert_eq!(others.waiters().await, queue, "{what}: waiters of the other kind keep their places");
-    assert_eq!(published(server).await, 0, "{what}: no waiter of the other kind is notified");
+    assert_eq!(server.published().await, 0, "{what}: no waiter of the other kind is notified");
 
     // The waiters of the first kind acquire in their order.
     if channel.is_empty() {

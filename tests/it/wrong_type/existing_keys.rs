@@ -197,10 +197,7 @@ async fn waits(server: &Server, locks: &Locks, kind: Kind, key: &str) -> AnyGuar
     assert!(lock.is_locked().await, "{key}");
     soon("the waiter has left the queue", locks.settled()).await;
     before.assert_unchanged(server, key, "a waiter").await;
-    let waiting = tokio::spawn({
-        let lock = lock.for_another();
-        async move { lock.lock().await }
-    });
+    let waiting = lock.for_another().lock_in_task();
     crate::support::eventually("the waiter queues", || async { lock.waiters().await == 1 }).await;
     before.assert_unchanged(server, key, "a waiter that is queued").await;
     server.run::<()>(&["DEL", key]).await;

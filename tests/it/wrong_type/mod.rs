@@ -9,9 +9,7 @@ mod redisson;
 use redlatch::{Error, Options, Renewal};
 
 use crate::support::raw::RawLock;
-use crate::support::{Kind, Server};
-
-const KINDS: [Kind; 4] = [Kind::Mutex, Kind::Reentrant, Kind::Read, Kind::Write];
+use crate::support::{KINDS, Kind, Server};
 
 /// Whether two kinds may use one name: only the two sides of a read-write lock may.
 fn share(one: Kind, other: Kind) -> bool {

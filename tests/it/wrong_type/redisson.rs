@@ -1,7 +1,6 @@
 //! Locks of this crate and the lock scripts of Redisson on the same keys.
 
 use redis::Value;
-use redlatch::{Error, Owner};
 
 use super::{KINDS, Snapshot, is_wrong_type, unrenewed};
 use crate::support::{Kind, Oracle, Server, eventually, soon};
@@ -125,33 +124,4 @@ async fn redisson_fails_while_mutex_is_held() {
         before.assert_unchanged(&server, "mutex", "Redisson").await;
     }
     guard.release().await.unwrap();
-}
-
-/// A hold of this crate nested in Redisson's must leave no mark of this crate after its release:
-/// `force` would revoke Redisson's hold.
-#[tokio::test(flavor = "multi_thread")]
-async fn redisson_hold_survives_release_of_nested_hold() {
-    let server = Server::start().await;
-    let owner = Owner::from_word("8743c9c0-0795-4907-87fd-6c719a6b4586:61").unwrap();
-    let locks = server.locks().await;
-    let lock = locks.reentrant("nested", &Owner::new()).unwrap();
-    let refused = async |what: &str| {
-        let forced = lock.force_release().await;
-        assert!(matches!(forced, Err(Error::WrongType { .. })), "{what}: {forced:?}");
-    };
-    let _: i64 = server.run(&["HSET", "lock:nested", &owner.to_string(), "1"]).await;
-    let _: i64 = server.run(&["PEXPIRE", "lock:nested", "30000"]).await;
-    refused("held by Redisson").await;
-    let ours = lock.with_owner(&owner).lock().await.unwrap();
-    refused("with a nested hold of this crate").await;
-    ours.release().await.unwrap();
-    let fields: Vec<(String, String)> = server.run(&["HGETALL", "lock:nested"]).await;
-    assert_eq!(fields, [(owner.to_string(), "1".to_owned())]);
-    refused("after the release of the nested hold").await;
-    // The hash of another application is not taken for a lock of Redisson.
-    let _: i64 = server.run(&["HSET", "lock:app", "user:42", "7"]).await;
-    let _: i64 = server.run(&["PEXPIRE", "lock:app", "30000"]).await;
-    let app = locks.reentrant("app", &Owner::new()).unwrap();
-    let outcome = app.with_owner(&Owner::from_word("user:42").unwrap()).try_lock().await;
-    assert!(matches!(outcome, Err(Error::WrongType { .. })), "{outcome:?}");
 }

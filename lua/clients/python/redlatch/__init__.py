@@ -551,8 +551,11 @@ async def _keep(reference: weakref.ref, is_over: Any, pause: Any) -> None:
     """Renews until the lease has expired, and gives it up when its deadline has passed."""
     while lease := reference():
         seconds, lease = lease._renew_at - clock(), None
-        if await pause(is_over, max(0.0, seconds)) or not (lease := reference()):
+        # A wait stands still while the machine is suspended, and the deadline does not.
+        if await pause(is_over, min(1.0, max(0.0, seconds))) or not (lease := reference()):
             return
+        if clock() < lease._renew_at:
+            continue
         try:
             await lease._extend("renew")
         except Exception:  # unknown: try again before the deadline

@@ -2,8 +2,9 @@
 //! and nothing is left.
 
 use super::lock_state::ServerState;
-use super::search::{BrokenRule, Search};
+use super::search::Search;
 use super::steps::{ClientView, Move};
+use crate::model::Violation;
 use ClientView::{Done, Ended, Idle, Lost, Refused, Waits};
 
 /// A number of polls of every client that no state exceeds.
@@ -11,7 +12,7 @@ const ROUNDS: usize = 40;
 
 impl Search<'_> {
     /// Drains every state with every set of dead clients, and returns the number of drains.
-    pub fn drain(&self) -> Result<usize, BrokenRule> {
+    pub fn drain(&self) -> Result<usize, Violation> {
         let mut drained = 0;
         for at in 0..self.nodes.len() {
             let views = &self.nodes[at].state.views;
@@ -30,7 +31,7 @@ impl Search<'_> {
         Ok(drained)
     }
 
-    fn drain_one(&self, from: usize, dead: &[bool], reversed: bool) -> Result<(), BrokenRule> {
+    fn drain_one(&self, from: usize, dead: &[bool], reversed: bool) -> Result<(), Violation> {
         let mut order: Vec<usize> = (0..dead.len()).filter(|one| !dead[*one]).collect();
         if reversed {
             order.reverse();
@@ -128,7 +129,7 @@ impl Search<'_> {
         *at = *to;
     }
 
-    fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> BrokenRule {
+    fn stuck(&self, from: usize, dead: &[bool], steps: &[Move], what: &str) -> Violation {
         let dead: Vec<&str> = self
             .scenario
             .attempts

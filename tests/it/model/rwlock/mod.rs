@@ -25,9 +25,10 @@ use std::time::Instant;
 
 pub use clients::more;
 use clients::{Fencing, Scenario};
-use search::{BrokenRule, Search};
+use search::Search;
 use state_scripts::Script;
 
+use super::Violation;
 use crate::support::Server;
 
 /// Small ones first.
@@ -87,7 +88,7 @@ impl Harness {
     }
 
     /// Searches and drains all states, and returns the size of the search.
-    async fn search(&self, scenario: &Scenario, script: &Script) -> Result<String, BrokenRule> {
+    async fn search(&self, scenario: &Scenario, script: &Script) -> Result<String, Violation> {
         let start = Instant::now();
         let search = Search::run(scenario, &self.server.connection().await, script).await?;
         // The last states of a bounded search have no known next states.

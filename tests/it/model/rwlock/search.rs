@@ -10,6 +10,7 @@ use super::invariants::{consistent, judge, judge_idle};
 use super::lock_state::ParsedState;
 use super::state_scripts::{LOOKS, Script, instant, look, place};
 use super::steps::{Answer, Move, State};
+use crate::model::Violation;
 use crate::support::raw::only;
 
 /// The number of states whose requests are sent at a time.
@@ -22,22 +23,6 @@ pub struct Node {
     depth: usize,
     came: Option<(usize, Move, Option<Answer>)>,
     pub steps: Vec<(Move, usize)>,
-}
-
-/// A broken rule, and the shortest path to it.
-#[derive(Debug)]
-pub struct BrokenRule {
-    pub what: String,
-    pub way: Vec<String>,
-}
-
-impl std::fmt::Display for BrokenRule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (number, step) in self.way.iter().enumerate() {
-            writeln!(f, "  {}. {step}", number + 1)?;
-        }
-        write!(f, "  {}", self.what)
-    }
 }
 
 /// All states that a scenario can reach.
@@ -56,7 +41,7 @@ impl<'a> Search<'a> {
         scenario: &'a Scenario,
         connection: &MultiplexedConnection,
         script: &Script,
-    ) -> Result<Search<'a>, BrokenRule> {
+    ) -> Result<Search<'a>, Violation> {
         let mut search = Search { scenario, nodes: Vec::new(), requests: 0, known: HashMap::new() };
         search.reach(State::first(scenario), None);
         let (mut next, mut in_flight) = (0, VecDeque::new());
@@ -117,7 +102,7 @@ impl<'a> Search<'a> {
         at: usize,
         instant: i64,
         values: &mut impl Iterator<Item = Value>,
-    ) -> Result<(), BrokenRule> {
+    ) -> Result<(), Violation> {
         let scenario = self.scenario;
         let state = self.nodes[at].state.clone();
         let (moves, idle) = state.moves(scenario);
@@ -161,7 +146,7 @@ impl<'a> Search<'a> {
     }
 
     /// A broken rule with the path to a node and one more step.
-    pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> BrokenRule {
+    pub fn found(&self, mut at: usize, step: Option<(Move, Option<Answer>)>, what: String) -> Violation {
         let mut way = Vec::new();
         way.extend(step.map(|(step, answer)| step.describe(self.scenario, answer)));
         while let Some((from, step, answer)) = self.nodes[at].came {
@@ -169,7 +154,7 @@ impl<'a> Search<'a> {
             at = from;
         }
         way.reverse();
-        BrokenRule { what, way }
+        Violation { what, way }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::protocols::Rules;
 use super::state::{BuildQuick, DONE, FINISHED, MOST, PHASE, READS, State, get};
 use super::steps::Step;
+use crate::model::Violation;
 
 /// The size of a search, and counts of its steps.
 #[derive(Debug, Default)]
@@ -44,22 +45,6 @@ impl Size {
     }
 }
 
-/// A broken promise, and the shortest path to it.
-#[derive(Debug)]
-pub struct BrokenPromise {
-    pub what: String,
-    pub way: Vec<String>,
-}
-
-impl std::fmt::Display for BrokenPromise {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (number, step) in self.way.iter().enumerate() {
-            writeln!(f, "  {}. {step}", number + 1)?;
-        }
-        write!(f, "  {}", self.what)
-    }
-}
-
 /// A state, the state from which it was first reached, and the number of the step.
 struct Visit {
     state: State,
@@ -68,7 +53,7 @@ struct Visit {
 }
 
 /// Searches until a promise is broken or all states are known.
-pub fn search(rules: &Rules) -> Result<Size, BrokenPromise> {
+pub fn search(rules: &Rules) -> Result<Size, Violation> {
     let mut size = Size::default();
     let mut known = HashSet::with_hasher(BuildQuick::default());
     let (first, ..) = State::first(rules).sorted(rules);
@@ -81,7 +66,7 @@ pub fn search(rules: &Rules) -> Result<Size, BrokenPromise> {
         for (number, (step, after)) in next.drain(..).enumerate() {
             size.count(&before, step);
             if let Some(what) = broken(&before, step) {
-                return Err(BrokenPromise { what, way: way(rules, &reached, at, number) });
+                return Err(Violation { what, way: way(rules, &reached, at, number) });
             }
             let (state, ..) = after.sorted(rules);
             if known.insert(state) {

@@ -157,6 +157,8 @@ public final class Redlatch implements AutoCloseable {
     var next = new CompletableFuture<Link>();
     link = next;
     TIMER.schedule(() -> next.complete(silent), 1, SECONDS);
+    // A master that hangs closes nothing, so Lettuce would not ask which one has its slots now.
+    if (client instanceof RedisClusterClient cluster) cluster.refreshPartitionsAsync();
     start(() -> {
       try {
         Link made = connect();
@@ -293,7 +295,8 @@ public final class Redlatch implements AutoCloseable {
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
             ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
         .whenComplete((answer, e) -> { // the last 5 ms of a time limit say nothing about it
-          if (ms >= POLL_MS && ("" + e).contains("TimeoutException")) replace(used);
+          boolean isSilent = ms >= POLL_MS && ("" + e).contains("TimeoutException");
+          if (isSilent || e != null && !used.connection.isOpen()) replace(used);
         })), ms);
   }
 

@@ -351,7 +351,7 @@ class OutagesTest {
     var queue = ((ScheduledThreadPoolExecutor) field(null, "TIMER")).getQueue();
     int before = queue.size();
     for (int i = 0; i < 200; i++) {
-      assertTrue(a.mutex("x").acquire(Duration.ofMillis(1500), LIMIT).release());
+      assertTrue(a.mutex("x").acquire(Duration.ofSeconds(6), LIMIT).release());
     }
     Server.await("their renewals are over", () -> queue.size() < before + 100);
   }

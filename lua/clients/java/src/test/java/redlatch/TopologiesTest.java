@@ -87,6 +87,8 @@ class TopologiesTest {
         assumeTrue(sentinel.process.isAlive(), "the server has no Sentinel mode");
         Server.await("Sentinel knows the replica", () ->
             sentinel.send("SENTINEL", "REPLICAS", "main") instanceof List<?> list && list.size() == 1);
+        // A machine that stalls for 2 s must not make it refuse to act for 30 s; from 7.0 on.
+        sentinel.send("SENTINEL", "DEBUG", "tilt-trigger", "60000");
         RedisURI uri = RedisURI.builder().withSentinel("127.0.0.1", sentinel.port)
             .withSentinelMasterId("main").withTimeout(Duration.ofSeconds(10)).build();
         Redlatch a = Server.open(uri);

@@ -1,8 +1,12 @@
-//! Whether the server has granted the lock of a lease again since. After a failover to a replica
-//! that lagged behind, a renewal may find a later grant of the same attempt.
+//! What a new connection to a server makes doubtful. The server may have restarted without its
+//! data, or be another one, so every lease is asked about: renewals alone would find out after a
+//! third of the TTL. It may also have granted the lock of a lease again since: after a failover to
+//! a replica that lagged behind, a renewal may find a later grant of the same attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::time::sleep;
 
 use super::keeper::Keeper;
 use super::lease::Lease;
@@ -11,7 +15,34 @@ use crate::clock::Moment;
 use crate::traces::Report;
 use crate::wire::{Failure, Vote, WaitFor};
 
+/// The pause between two checks of a node, while there are leases. A connection that was closed is
+/// replaced, and its leases are asked about, within this and two round trips.
+const CHECK_PAUSE: Duration = Duration::from_millis(500);
+
 impl Keeper {
+    /// Looks after the connections of one node, until it is aborted. The client library does not
+    /// tell that a connection was closed: the next request on it finds out.
+    pub(super) async fn watch_connections(self: Arc<Keeper>, place: usize) {
+        loop {
+            sleep(CHECK_PAUSE).await;
+            if !self.schedule().leases.is_empty() {
+                self.nodes.node(place).check().await;
+            }
+            self.notice_connection(place);
+            // Here alone, and so twice a second at most: with a server that closes each connection
+            // after a while, one round would cause the next.
+            if self.schedule().ask_once_new() {
+                self.notify.notify_one();
+            }
+        }
+    }
+
+    /// Notices if the connection is another one than the last time.
+    pub(super) fn notice_connection(&self, place: usize) {
+        let connection = self.nodes.node(place).connection_state();
+        self.schedule().notice_connection(place, connection);
+    }
+
     /// Whether the server may have lost the hold, and granted the lock to the same attempt again:
     /// one that was set back to an earlier state has the attempt in its queue, and the renewal
     /// finds what it was granted from there.
