@@ -99,8 +99,11 @@ async fn revoke(locks: &Locks, name: &str) -> Result<bool, Failure> {
         other => return Ok(other?),
     }
     let lock = locks.rwlock(name)?;
-    let (wrote, read) = (lock.force_release_write().await?, lock.force_release_read().await?);
-    Ok(wrote || read)
+    // The writer may read as well. Its holds to read go first, which admits nobody: readers that
+    // follow a writer would be revoked at once, and run on beside the next one.
+    let is_written = lock.inspect().await?.writer.is_some();
+    let read = lock.force_release_read().await?;
+    Ok(is_written && lock.force_release_write().await? || read)
 }
 
 /// Look for settings and rights of the servers that endanger locks.

@@ -13,21 +13,19 @@ use rustls::sign::CertifiedKey;
 
 use crate::exit::Failure;
 
-/// A certificate and its key.
-pub(crate) struct Client {
-    pub(crate) certificate: Vec<u8>,
-    pub(crate) key: Vec<u8>,
+/// Reads certificates, at least one.
+pub(crate) fn read_certificates(file: &Path) -> Result<Vec<u8>, Failure> {
+    let bytes = bytes_of(file)?;
+    match chain(&bytes).is_empty() {
+        true => Err(Failure::Usage(format!("{}: there is no certificate in PEM in it", file.display()))),
+        false => Ok(bytes),
+    }
 }
 
-/// Reads the CA that signed the servers' certificates.
-pub(crate) fn read_ca(file: &Path) -> Result<Vec<u8>, Failure> {
-    check_certificates(file, bytes_of(file)?)
-}
-
-/// Reads a certificate of this client.
-pub(crate) fn read_client(file: &Path, key_file: &Path) -> Result<Client, Failure> {
+/// Reads a certificate of this client, and its key.
+pub(crate) fn read_client(file: &Path, key_file: &Path) -> Result<(Vec<u8>, Vec<u8>), Failure> {
     let unusable = |file: &Path, error: String| Failure::Usage(format!("{}: {error}", file.display()));
-    let certificate = check_certificates(file, bytes_of(file)?)?;
+    let certificate = read_certificates(file)?;
     let key = bytes_of(key_file)?;
     let private_key = PrivateKeyDer::from_pem_slice(&key)
         .map_err(|_| unusable(key_file, "there is no private key in PEM in it".to_owned()))?;
@@ -39,19 +37,12 @@ pub(crate) fn read_client(file: &Path, key_file: &Path) -> Result<Client, Failur
             error => unusable(key_file, format!("the key or its certificate cannot be used: {error}")),
         },
     )?;
-    Ok(Client { certificate, key })
+    Ok((certificate, key))
 }
 
 fn bytes_of(file: &Path) -> Result<Vec<u8>, Failure> {
     let unreadable = |error| Failure::Usage(format!("cannot read {}: {error}", file.display()));
     std::fs::read(file).map_err(unreadable)
-}
-
-fn check_certificates(file: &Path, bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
-    match chain(&bytes).is_empty() {
-        true => Err(Failure::Usage(format!("{}: there is no certificate in PEM in it", file.display()))),
-        false => Ok(bytes),
-    }
 }
 
 /// The certificates of a file. What cannot be read as one is an error of the client library.

@@ -15,7 +15,8 @@ const FACTOR: u32 = 5;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grace {
     pub(crate) span: Duration,
-    ttl: Duration,
+    /// How long a renewal makes the lease valid.
+    pub(crate) ttl: Duration,
 }
 
 impl Grace {
@@ -36,7 +37,6 @@ impl Grace {
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) grace: Grace,
-    pub(crate) ttl: Duration,
     pub(crate) max_hold: Option<Duration>,
     /// A process that left the group and its environment is none of the command's.
     pub(crate) allows_daemons: bool,

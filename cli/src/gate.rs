@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use rustix::fs::{Access, access};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -134,14 +134,7 @@ fn receive_stdin() -> io::Result<Option<OwnedFd>> {
     let (socket, mut byte) = (io::stdin(), [0]);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
-    loop {
-        let mut parts = [IoSliceMut::new(&mut byte)];
-        match recvmsg(&socket, &mut parts, &mut rights, RecvFlags::empty()) {
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => break,
-        }
-    }
+    retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(&mut byte)], &mut rights, RecvFlags::empty()))?;
     for message in rights.drain() {
         if let RecvAncillaryMessage::ScmRights(mut descriptors) = message
             && let Some(stdin) = descriptors.next()

@@ -28,7 +28,7 @@ pub(crate) struct ListArgs {
 impl ListArgs {
     pub(crate) async fn execute(&self, servers: &ServerArgs) -> Result<u8, Failure> {
         let locks = servers.connect().await?;
-        let start = format!("{}{}", servers.key_prefix(), self.prefix);
+        let start = format!("{}{}", servers.key_prefix, self.prefix);
         let pattern = format!("{}*", escaped(&start));
         // A key may be something other than a lock, so there may be more keys than locks.
         let most_keys = self.limit.saturating_mul(10).max(1000);
@@ -55,7 +55,7 @@ impl ListArgs {
                 for key in keys {
                     // A key that is no name is a companion of a lock, or of another program.
                     let name = std::str::from_utf8(&key).ok();
-                    let name = name.and_then(|key| key.strip_prefix(servers.key_prefix()));
+                    let name = name.and_then(|key| key.strip_prefix(&servers.key_prefix));
                     if let Some(name) = name.filter(|name| locks.mutex(name).is_ok()) {
                         names.insert(name.to_owned());
                     }

@@ -82,27 +82,20 @@ impl LockArgs {
         name: &str,
         owner: &Owner,
     ) -> Result<Guard, Error> {
+        // The longest limit is none: nothing else of a call depends on it.
+        let limit = limit.unwrap_or(Duration::MAX);
         if self.shared || self.exclusive {
             let lock = locks.rwlock(name)?;
             let lock = if self.reentrant { lock.with_owner(owner) } else { lock };
-            match (self.shared, limit) {
-                (true, None) => lock.read().await.map(Guard::Read),
-                (true, Some(limit)) => lock.read_timeout(limit).await.map(Guard::Read),
-                (false, None) => lock.write().await.map(Guard::Write),
-                (false, Some(limit)) => lock.write_timeout(limit).await.map(Guard::Write),
+            if self.shared {
+                lock.read_timeout(limit).await.map(Guard::Read)
+            } else {
+                lock.write_timeout(limit).await.map(Guard::Write)
             }
         } else if self.reentrant {
-            let lock = locks.reentrant(name, owner)?;
-            match limit {
-                None => lock.lock().await.map(Guard::Reentrant),
-                Some(limit) => lock.lock_timeout(limit).await.map(Guard::Reentrant),
-            }
+            locks.reentrant(name, owner)?.lock_timeout(limit).await.map(Guard::Reentrant)
         } else {
-            let lock = locks.mutex(name)?;
-            match limit {
-                None => lock.lock().await.map(Guard::Mutex),
-                Some(limit) => lock.lock_timeout(limit).await.map(Guard::Mutex),
-            }
+            locks.mutex(name)?.lock_timeout(limit).await.map(Guard::Mutex)
         }
     }
 }

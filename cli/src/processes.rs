@@ -61,7 +61,7 @@ pub(crate) fn variable(id: &str) -> (&'static str, String) {
 }
 
 /// The processes of a command.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Processes {
     /// `None`: no member is left, so the number may belong to other processes.
     group: Option<Pid>,
@@ -97,18 +97,7 @@ pub(crate) struct Member {
 impl Processes {
     /// The group, and what has the id in its environment.
     pub(crate) fn new(group: Pid, id: String) -> Processes {
-        Processes {
-            group: Some(group),
-            id,
-            cgroup: None,
-            run: None,
-            watchdog: None,
-            is_strict: false,
-            scan: None,
-            seen_unreachable: String::new(),
-            empty: 0,
-            known: HashMap::new(),
-        }
+        Processes { group: Some(group), id, ..Processes::default() }
     }
 
     /// Finds also those that have cleared their environment. Call it before the command starts.

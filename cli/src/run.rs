@@ -199,8 +199,7 @@ impl RunArgs {
         let token = lease.fencing_token().map(|token| token.to_string()).unwrap_or_default();
         let variables =
             [("REDLATCH_NAME", self.name.clone()), ("REDLATCH_TOKEN", token), (OWNER, owner.to_string())];
-        let limits =
-            Limits { grace, ttl: self.ttl, max_hold: self.max_hold, allows_daemons: self.allow_daemons };
+        let limits = Limits { grace, max_hold: self.max_hold, allows_daemons: self.allow_daemons };
         let ended = supervise::run(&self.command, &variables, lease, limits, signals, cgroup).await;
         let Some(exit) = ended.transpose() else {
             // Released in the background, if a server answers: the lease ends soon anyway.

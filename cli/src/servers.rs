@@ -1,7 +1,5 @@
 //! The servers: where they are, from arguments or the environment, and how to reach them.
 
-use std::error::Error as _;
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,7 +35,7 @@ pub(crate) struct ServerArgs {
     restart_guard: bool,
     /// The prefix of all keys.
     #[arg(long, global = true, value_name = "TEXT", default_value = "lock:")]
-    key_prefix: String,
+    pub(crate) key_prefix: String,
     /// How long a server may take to connect or to reply.
     #[arg(long, global = true, value_name = "DURATION", default_value = "2s", allow_hyphen_values = true, value_parser = crate::span::parse)]
     node_timeout: Duration,
@@ -79,10 +77,6 @@ impl ServerArgs {
         Ok(self.builder()?.options(self.options()).connect().await?)
     }
 
-    pub(crate) fn key_prefix(&self) -> &str {
-        &self.key_prefix
-    }
-
     fn urls(&self) -> Result<Vec<String>, Failure> {
         // Sentinel allows letters, digits, `.`, `-` and `_`. This would be in messages as a name.
         if self.sentinel.as_ref().is_some_and(|name| name.contains('@') && !name.contains("://")) {
@@ -103,11 +97,10 @@ impl ServerArgs {
     }
 
     fn certificates(&self) -> Result<Option<TlsCertificates>, Failure> {
-        let root_cert = self.cacert.as_deref().map(certificates::read_ca).transpose()?;
+        let root_cert = self.cacert.as_deref().map(certificates::read_certificates).transpose()?;
         let client = self.cert.as_deref().zip(self.key.as_deref());
         let client = client.map(|(cert, key)| certificates::read_client(cert, key)).transpose()?;
-        let client_tls =
-            client.map(|client| ClientTlsConfig { client_cert: client.certificate, client_key: client.key });
+        let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
         let is_given = client_tls.is_some() || root_cert.is_some();
         Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
     }
@@ -198,13 +191,8 @@ fn failure(what: &'static str, server: String, cause: RedisError) -> Failure {
 
 /// Whether a server has refused for a reason that does not pass by itself.
 fn refuses(error: &RedisError) -> bool {
-    let is_of_tls = error
-        .source()
-        .and_then(|source| source.downcast_ref::<io::Error>())
-        .is_some_and(|source| source.kind() == io::ErrorKind::InvalidData);
     matches!(error.kind(), ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig)
         || matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED"))
-        || is_of_tls
 }
 
 fn host(addr: &ConnectionAddr) -> String {
@@ -259,11 +247,9 @@ async fn master_of(
         sentinel.ask::<(String, u16)>("find the master at", &question).await
     })
     .await?;
-    // The credentials in the sentinels' URLs are for the sentinels.
-    let plain = || sentinels.first().map(|info| info.clone().set_redis_settings(Default::default()));
-    let settings = settings.or_else(plain);
-    let settings = settings.ok_or_else(|| Failure::Usage("no sentinel is named".to_owned()))?;
-    Ok(at(&settings, host, port))
+    // One has answered, so there are some. The credentials in their URLs are for the sentinels.
+    let plain = || sentinels[0].clone().set_redis_settings(Default::default());
+    Ok(at(&settings.unwrap_or_else(plain), host, port))
 }
 
 async fn nodes_of(

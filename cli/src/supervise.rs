@@ -36,7 +36,7 @@ pub(crate) async fn run(
     signals: &mut Signals,
     cgroup: &mut Option<Cgroup>,
 ) -> Result<Option<Exit>, Failure> {
-    let Limits { grace, ttl, max_hold, .. } = limits;
+    let Limits { grace, max_hold, allows_daemons } = limits;
     let name = lease.name().to_string();
     let longest_until = max_hold.and_then(|longest| Instant::now().checked_add(longest));
     // A shell that executes this program may have started them.
@@ -51,7 +51,7 @@ pub(crate) async fn run(
     let (gate, child) = Gate::start(command, &variables).map_err(Failure::os("start a process"))?;
     let group = Pid::from_child(&child);
     let mut processes = Processes::new(group, id);
-    if !limits.allows_daemons {
+    if !allows_daemons {
         processes.hold_all(&children);
     }
     // At once: if this process is killed, the watchdog removes the cgroup. Without a deadline, it
@@ -107,7 +107,7 @@ pub(crate) async fn run(
         command.give_up(cgroup).await;
         return Err(Failure::os("start the command")(error));
     }
-    command.run(lease, ttl, signals, cgroup).await.map_err(Failure::os("wait for the command"))
+    command.run(lease, signals, cgroup).await.map_err(Failure::os("wait for the command"))
 }
 
 struct Command {
@@ -150,11 +150,10 @@ impl Command {
     async fn run(
         mut self,
         lease: &Lease,
-        ttl: Duration,
         signals: &mut Signals,
         cgroup: &mut Option<Cgroup>,
     ) -> io::Result<Option<Exit>> {
-        if let Err(error) = self.supervise(lease, ttl, signals).await {
+        if let Err(error) = self.supervise(lease, signals).await {
             self.give_up(cgroup).await;
             return Err(error);
         }
@@ -173,7 +172,8 @@ impl Command {
     /// Returns once the command has ended, before it is reaped. If the lease was lost or a signal
     /// was passed on, all of its processes have ended, as far as the system shows them, or were
     /// killed.
-    async fn supervise(&mut self, lease: &Lease, ttl: Duration, signals: &mut Signals) -> io::Result<()> {
+    async fn supervise(&mut self, lease: &Lease, signals: &mut Signals) -> io::Result<()> {
+        let ttl = self.grace.ttl;
         // How late a renewal, a passed deadline or a resumed machine may be noticed.
         let tick = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
         loop {
@@ -266,6 +266,11 @@ impl Command {
             // Ctrl-C reached the command alone.
             self.key = by.filter(|by| [Signal::INT, Signal::QUIT].contains(by));
             self.signal = self.key;
+        }
+        // The watchdog has ended the leader while this program was stopped: the others have their
+        // grace, and then KILL, before the lock is released.
+        if self.kill_at.is_none() && self.watchdog.has_sent_term() {
+            self.end_before_loss("ran out while this program was stopped or hung");
         }
         if self.is_killed || self.kill_at.is_none() && self.signal.is_none() {
             return Ok(true);
@@ -362,6 +367,7 @@ impl Command {
             self.processes.kill();
         }
         if self.watchdog.end() && !is_lost {
+            self.processes.kill();
             let name = &self.name;
             say(&format!(
                 "lock {name:?}: this program was stopped or hung while the lease ran out: its watchdog ended the \

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::program::{on, output, program, run_on};
-use crate::support::{DURABLE, Deployment, Server, Topology, soon};
+use crate::support::{DURABLE, Deployment, Server, Topology, queued, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn release_takes_a_lock_of_any_kind_from_the_named_owner_only() {
@@ -97,6 +97,14 @@ async fn force_release_revokes_every_kind_of_lock() {
     }
     let writer = locks.rwlock("job").unwrap().write().await.unwrap();
     assert_eq!(run_on(&server, &words).await.code, 0);
+    writer.release().await.unwrap_err();
+    // Waiters are granted the lock, and keep it.
+    let writer = locks.rwlock("job").unwrap().write().await.unwrap();
+    let waiting = other.rwlock("job").unwrap();
+    let waiters = async || vec![server.waiters("{lock:job}:waiters").await];
+    let reader = queued(waiters, async move { waiting.read().await }).await;
+    assert_eq!(run_on(&server, &words).await.code, 0);
+    soon("the reader is granted the lock", reader).await.unwrap().unwrap().release().await.unwrap();
     writer.release().await.unwrap_err();
     server.run::<()>(&["RPUSH", "lock:list", "x"]).await;
     assert_eq!(run_on(&server, &["force-release", "list", "--yes"]).await.code, 77);

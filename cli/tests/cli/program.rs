@@ -184,9 +184,27 @@ pub async fn end_while_held(server: &Server, processes: &[Pid]) {
     })
     .await;
     let late = free_since.get().map_or(Duration::ZERO, Instant::elapsed);
-    let watch = watch.stop();
-    let stalls = watch.elapsed() - watch.undisturbed();
+    let stalls = stalls(watch);
     assert!(late <= stalls, "the lock was free for {late:?} before, and {stalls:?} were stalls");
+}
+
+/// How long the machine has stood still.
+fn stalls(watch: Stopwatch) -> Duration {
+    let watch = watch.stop();
+    watch.elapsed() - watch.undisturbed()
+}
+
+/// Checks that a command that has printed the time all the while, in nanoseconds, ended within 6 s,
+/// its lease, of its server's end. A machine that stands still may delay its end by as long.
+#[track_caller]
+pub fn ended_before_its_lease(stdout: &str, (since, watch): (Duration, Stopwatch), what: &str) {
+    let stalls = stalls(watch);
+    let last = stdout.lines().last().and_then(|line| line.parse().ok()).map(Duration::from_nanos);
+    let ran = last.expect("it ran on").saturating_sub(since);
+    assert!(
+        ran < Duration::from_secs(6) + stalls,
+        "{what}: it ran for {ran:?} after the last renewal, and {stalls:?} were stalls"
+    );
 }
 
 /// When the lease of the lock `job` ends, by the server's clock, in milliseconds. A script reads
