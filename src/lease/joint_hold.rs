@@ -67,7 +67,6 @@ struct GroupState {
     /// Tasks wait that are to join it: one that holds it only for a moment must not release it
     /// before they run.
     expects_waiters: bool,
-    is_leaked: bool,
     /// No more tasks join it: they may have found it before its turn was ended.
     has_ended: bool,
 }
@@ -84,9 +83,8 @@ impl JointHold {
         let mut members = Slab::new();
         let place = members.insert(Caller::current());
         let waited_for = front.filter(|front| front.has_waiters_behind());
-        let [expects_waiters, is_leaked, has_ended] = [waited_for.is_some(), false, false];
-        let state =
-            Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, is_leaked, has_ended });
+        let [expects_waiters, has_ended] = [waited_for.is_some(), false];
+        let state = Guarded::new(GroupState { hold: Some(hold), members, expects_waiters, has_ended });
         let group = Arc::new(Group { client, lease, until, state, timer: OnceLock::new() });
         let turn: Arc<dyn Turn> = Arc::<Group>::clone(&group);
         group.client.joint_queues.share_turn(group.lease.name(), Arc::downgrade(&turn));
@@ -148,7 +146,7 @@ impl JointHold {
         }
         let place = {
             let mut state = group.state.lock();
-            if state.hold.is_none() || state.is_leaked || state.has_ended {
+            if state.hold.is_none() || group.lease.is_leaked() || state.has_ended {
                 return None;
             }
             state.members.insert(Caller::current())
@@ -193,7 +191,7 @@ impl JointHold {
 
     /// The hold is never released from now on, once its last member has left.
     pub(super) fn leak(mut self) {
-        self.group.state.lock().is_leaked = true;
+        self.group.lease.note_leaked();
         self.leave(LeaseEnd::Leaked);
         self.span.end(LeaseEnd::Leaked.word());
     }
@@ -203,7 +201,7 @@ impl JointHold {
         let group = Arc::clone(&self.group);
         let mut state = group.state.lock();
         let Some(place) = self.place else { return Err(self) };
-        if state.members.len() > 1 || state.is_leaked || self.lease.is_lost() {
+        if state.members.len() > 1 || group.lease.is_leaked() || self.lease.is_lost() {
             drop(state);
             return Err(self);
         }
@@ -265,10 +263,9 @@ impl Group {
             return None;
         }
         let hold = state.hold.take()?;
-        let is_leaked = state.is_leaked;
         drop(state);
         self.client.joint_queues.unshare_turn(self.lease.name(), self);
-        if is_leaked {
+        if self.lease.is_leaked() {
             hold.leak();
             return None;
         }

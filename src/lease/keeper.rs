@@ -237,6 +237,9 @@ impl Keeper {
                 // The lease is not trusted any more: only now may its release be sent. Under the
                 // lock: another close, at the same time, must find one or the other.
                 let entry = schedule.remove(lease, LeaseEnd::Closed).and_then(|kept| kept.entry);
+                if lease.is_leaked() {
+                    continue; // others still read under it
+                }
                 let is_final = lease.attempt().in_flight.is_indeterminate();
                 let (attempt, nodes) = (Arc::clone(lease.attempt()), self.nodes.all_nodes());
                 let has_lease = true;

@@ -83,6 +83,8 @@ pub(super) struct LeaseNotes {
     is_passed: AtomicBool,
     /// Its members have leases of their own.
     pub(super) is_shared: AtomicBool,
+    /// A member has leaked the hold: it is never released.
+    is_leaked: AtomicBool,
 }
 
 impl Lease {
@@ -290,6 +292,14 @@ impl Lease {
     /// Its members have leases of their own.
     pub(super) fn note_shared(&self) {
         self.0.noted.is_shared.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_leaked(&self) {
+        self.0.noted.is_leaked.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_leaked(&self) -> bool {
+        self.0.noted.is_leaked.load(Ordering::Relaxed)
     }
 
     /// Its deadline; now, if it has ended.

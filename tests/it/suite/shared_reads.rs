@@ -310,7 +310,8 @@ pub async fn a_downgraded_hold_may_be_joined(setup: Setup) {
 }
 
 pub async fn a_leaked_read_stays_until_its_ttl(setup: Setup) {
-    let lock = reading(&setup, "leaked", long_turn().ttl(Duration::from_secs(6))).await;
+    let locks = setup.client_with(long_turn().ttl(Duration::from_secs(6))).await;
+    let [lock, closed] = ["leaked", "closed"].map(|name| locks.rwlock(name).unwrap());
     let (first, second) = (lock.read().await.unwrap(), lock.read().await.unwrap());
     let old = first.lease().clone();
     first.leak();
@@ -321,8 +322,15 @@ pub async fn a_leaked_read_stays_until_its_ttl(setup: Setup) {
     third.release().await.unwrap();
     second.release().await.unwrap();
     assert_eq!(holds(&setup, &lock).await, 1, "no release was sent");
-    eventually("it expires", || async { holds(&setup, &lock).await == 0 }).await;
-    drop(lock);
+    let (first, second) = (closed.read().await.unwrap(), closed.read().await.unwrap());
+    first.leak();
+    locks.close(Duration::from_secs(20)).await.unwrap();
+    assert_eq!(second.lease().end(), Some(LeaseEnd::Closed));
+    drop(second);
+    assert_eq!(holds(&setup, &closed).await, 1, "nor by the close");
+    eventually("both expire", || async { holds(&setup, &lock).await + holds(&setup, &closed).await == 0 })
+        .await;
+    drop((lock, closed, locks));
     setup.finish().await;
 }
 
