@@ -94,13 +94,20 @@ async fn set_timeout(servers: impl Iterator<Item = &Server>, millis: &str) {
 
 /// Waits until all of them report that every slot is served.
 pub async fn is_ok(servers: impl Iterator<Item = &Server>) {
+    let known = format!("cluster_known_nodes:{}\r", 2 * MASTERS);
     for server in servers {
-        eventually("the cluster is ok", || async {
+        let start = Instant::now();
+        loop {
             let info: String = server.run(&["CLUSTER", "INFO"]).await;
-            let known = format!("cluster_known_nodes:{}\r", 2 * MASTERS);
-            info.contains("cluster_state:ok") && info.contains(&known)
-        })
-        .await;
+            if info.contains("cluster_state:ok") && info.contains(&known) {
+                break;
+            }
+            if start.elapsed() > LONGEST_WAIT {
+                let nodes: String = server.run(&["CLUSTER", "NODES"]).await;
+                panic!("not within {LONGEST_WAIT:?}: the cluster is ok: {info}{nodes}");
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
