@@ -328,10 +328,8 @@ impl Lease {
 
     /// For how long a renewal extends it; `None` once it has reached its longest hold.
     pub(super) fn renewable_ttl(&self, now: Moment) -> Option<Duration> {
-        let options = &self.attempt().options;
-        let left = options
-            .max_hold
-            .map_or(options.ttl, |longest| longest.saturating_sub(now.since(self.0.counts_from)));
+        let (options, held) = (self.options(), now.since(self.0.counts_from));
+        let left = options.max_hold.map_or(options.ttl, |longest| longest.saturating_sub(held));
         let ttl = options.ttl.min(left);
         (ttl >= SHORTEST_RENEWAL).then_some(ttl)
     }
