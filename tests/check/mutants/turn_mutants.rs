@@ -151,7 +151,7 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "reader-joins-a-leaked-hold",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "state.hold.is_none() || state.is_leaked || state.has_ended {",
+            "state.hold.is_none() || group.lease.is_leaked() || state.has_ended {",
             "state.hold.is_none() || state.has_ended {",
         )],
         test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
@@ -192,17 +192,22 @@ pub const TURN_MUTANTS: &[TestMutant] = &[
         name: "leaked-part-released",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "let is_leaked = state.is_leaked;",
-            "let is_leaked = false;",
+            "        if self.lease.is_leaked() {\n            hold.leak();",
+            "        if false {\n            hold.leak();",
         )],
+        test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
+    },
+    TestMutant {
+        name: "leaked-part-released-by-a-close",
+        edits: &[edit("src/lease/keeper.rs", "if lease.is_leaked() {", "if false {")],
         test: "suite::read_standalone_push_resp2::a_leaked_read_stays_until_its_ttl",
     },
     TestMutant {
         name: "revoked-joint-hold-joined",
         edits: &[edit(
             "src/lease/joint_hold.rs",
-            "state.hold.is_none() || state.is_leaked || state.has_ended",
-            "state.hold.is_none() || state.is_leaked",
+            "state.hold.is_none() || group.lease.is_leaked() || state.has_ended",
+            "state.hold.is_none() || group.lease.is_leaked()",
         )],
         test: "suite::read_standalone_push_resp2::a_revoked_hold_is_lost_for_all_its_readers",
     },
