@@ -129,7 +129,8 @@ class OutagesTest {
       end.await();
       return null;
     }));
-    new CompletableFuture<>().orTimeout(1, TimeUnit.MILLISECONDS).exceptionally(e -> {
+    var timed = new CompletableFuture<>();
+    timed.exceptionally(e -> { // before it is timed: afterwards, this thread itself may run it
       blocked.countDown();
       try {
         end.await();
@@ -138,6 +139,7 @@ class OutagesTest {
       }
       return null;
     });
+    timed.orTimeout(1, TimeUnit.MILLISECONDS);
     blocked.await();
     try {
       pause();

@@ -32,11 +32,12 @@ public final class Worker {
           continue;
         }
         print(worker.answer(command));
-        if (command.path("do").asText().equals("close") && !command.has("client")) System.exit(0);
+        if (command.path("do").asText().equals("close") && !command.has("client")) break;
       } catch (Exception e) { // not JSON
         print(failure("unknown"));
       }
     }
+    System.exit(0); // other commands may still wait
   }
 
   private static synchronized void print(JsonNode answer) { System.out.println(answer); }
