@@ -167,7 +167,7 @@ FAULTS = [
         "python": ("if not (is_held and self.is_valid) and", "if not self.is_valid and"),
         "node": ("} else if (!isOver) {\n      client.background", "} else if (!isOver && !isValid()) {\n      client.background"),
         "go": ("if err == nil && now <= 0 && now != -5 || !l.IsValid()", "if !l.IsValid()"),
-        "java": ("if ((Long) answer.get(0) <= 0 || !isValid()) end(true);", "if (!isValid()) end(true);"),
+        "java": ("if ((Long) answer.get(0) <= 0 || !isValid()) lose();", "if (!isValid()) lose();"),
     }),
     ("another kind under the key is no loss", "loss: the key", {
         "python": ("if answer == -5:\n", "if answer < 0:\n"),

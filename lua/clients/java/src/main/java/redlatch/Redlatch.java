@@ -1,5 +1,6 @@
 package redlatch;
 
+import static io.lettuce.core.ScriptOutputType.MULTI;
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static java.util.concurrent.CompletableFuture.*;
 import static java.util.concurrent.TimeUnit.*;
@@ -60,7 +61,7 @@ public final class Redlatch implements AutoCloseable {
   private final Map<String, byte[]> scripts = new HashMap<>();
   private final Map<String, Semaphore> waiters = new ConcurrentHashMap<>(); // by their attempts
   private final Map<String, Lease> ended = new ConcurrentHashMap<>(); // a failover may revive them
-  private final CountDownLatch confirmed = new CountDownLatch(1);
+  private final CompletableFuture<Void> confirmed = new CompletableFuture<>();
   private final Thread subscriber;
   private long offset = Long.MIN_VALUE; // from the local clock to the server's, in µs
   private volatile CompletableFuture<Link> link; // not done while one is replaced
@@ -96,7 +97,7 @@ public final class Redlatch implements AutoCloseable {
     long ms = millis(first.connection.getTimeout());
     timeoutMs = ms == 0 ? 60_000 : ms; // 0: no timeout, for Lettuce
     try {
-      limit(first.redis.time().toCompletableFuture(), timeoutMs)
+      limit(first.redis.time(), timeoutMs)
           .thenAccept(time -> observe(time.get(0) + "000000")).join();
     } catch (RuntimeException e) {
       first.connection.closeAsync(); // the caller has nothing to close
@@ -104,11 +105,7 @@ public final class Redlatch implements AutoCloseable {
     }
     client.addListener(onBreak);
     subscriber = start(this::subscribe);
-    try {
-      confirmed.await(1, SECONDS);
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-    }
+    limit(confirmed, 1000).exceptionally(e -> null).join();
   }
 
   private static byte[] readScript(Path lua, String file) throws IOException {
@@ -141,7 +138,8 @@ public final class Redlatch implements AutoCloseable {
   }
 
   /** As orTimeout, by the timer of this class. */
-  private static <T> CompletableFuture<T> limit(CompletableFuture<T> reply, long ms) {
+  private static <T> CompletableFuture<T> limit(CompletionStage<T> stage, long ms) {
+    var reply = stage.toCompletableFuture(); // itself: a request that is unsent then stays unsent
     var end = TIMER.schedule(() -> reply.completeExceptionally(new TimeoutException()), ms,
         MILLISECONDS);
     reply.whenComplete((answer, e) -> end.cancel(false));
@@ -199,7 +197,7 @@ public final class Redlatch implements AutoCloseable {
         link.thenCompose(used -> used.redis.time())
             .thenAccept(time -> observe(time.get(0) + "000000"));
         isSubscribed = true;
-        confirmed.countDown();
+        confirmed.complete(null);
         waiters.values().forEach(Semaphore::release); // messages may have been lost: poll
         while (!isClosed && !mine.tryAcquire(5, SECONDS)) news.async().ping().get(1, SECONDS);
       } catch (Exception e) { // connect again
@@ -291,9 +289,9 @@ public final class Redlatch implements AutoCloseable {
     String[] k = keys.toArray(String[]::new);
     String[] w = Arrays.stream(words).filter(o -> o != null).map(o -> "" + o).toArray(String[]::new);
     return limit(link.thenCompose(used ->
-        within(ms, used.redis.evalsha(used.redis.digest(source), ScriptOutputType.MULTI, k, w))
+        limit(used.redis.<List<Object>>evalsha(used.redis.digest(source), MULTI, k, w), ms)
         .exceptionallyCompose(e -> e instanceof RedisNoScriptException
-            ? within(ms, used.redis.eval(source, ScriptOutputType.MULTI, k, w)) : failedFuture(e))
+            ? limit(used.redis.<List<Object>>eval(source, MULTI, k, w), ms) : failedFuture(e))
         .whenComplete((answer, e) -> { // the last 5 ms of a time limit say nothing about it
           boolean isSilent = ms >= POLL_MS && ("" + e).contains("TimeoutException");
           if (isSilent || e != null && !used.connection.isOpen()) replace(used);
@@ -302,10 +300,6 @@ public final class Redlatch implements AutoCloseable {
 
   private static boolean isFinal(Throwable e) {
     return e.toString().matches(FINAL) && !e.toString().matches(PASSES);
-  }
-
-  private static CompletableFuture<List<Object>> within(long ms, RedisFuture<List<Object>> reply) {
-    return limit(reply.toCompletableFuture(), ms); // unsent requests stay unsent
   }
 
   public record Lock(Redlatch client, String kind, String verb, List<String> keys, String owner) {
@@ -423,17 +417,26 @@ public final class Redlatch implements AutoCloseable {
 
     private CompletableFuture<Boolean> extend(String verb, Object minToken) {
       Moment now = Moment.now();
-      long ms = sent == null ? 1 : Math.min(LIMIT_MS, Math.max(1, sent.leftMs(ttlMs) / 4));
+      long ms = Math.min(LIMIT_MS, Math.max(1, sent.leftMs(ttlMs) / 4));
       var reply = !isValid() ? completedFuture(List.<Object>of(0L))
           : call(lock.kind, lock.keys, ms, verb, attempt, lock.owner, ttlMs, minToken);
       return reply.thenApply(answer -> {
         observe(answer.get(0));
         if (answer.get(0).equals(-5L)) // refused: the lease is as it was
           throw new LockException(Reason.MALFORMED, lock, null);
-        if ((Long) answer.get(0) <= 0 || !isValid()) end(true); // no late answer revives it
+        if ((Long) answer.get(0) <= 0 || !isValid()) lose(); // no late answer revives it
         sent = now;
         return isValid();
       });
+    }
+
+    private void lose() {
+      end(true);
+      try { // jobs that the signal stops may fill any common pool
+        if (isLost) start(() -> lost.complete(null));
+      } catch (OutOfMemoryError e) { // no more threads
+        lost.complete(null);
+      }
     }
 
     private synchronized CompletableFuture<Boolean> end(boolean isLost) {
@@ -441,14 +444,11 @@ public final class Redlatch implements AutoCloseable {
       if (released != null) return released;
       if (!queuedAt.equals("")) ended.put(attempt, this);
       underWay.incrementAndGet();
-      released = giveUp(Moment.now())
-          .whenComplete((isHeld, e) -> underWay.decrementAndGet())
-          .whenComplete((isHeld, e) -> {
-            if (!queuedAt.equals("")) TIMER.schedule(() -> ended.remove(attempt), 1, MINUTES);
-          })
-          .thenApply(isHeld -> isHeld && !isLost);
+      released = giveUp(Moment.now()).whenComplete((isHeld, e) -> {
+        underWay.decrementAndGet();
+        if (!queuedAt.equals("")) TIMER.schedule(() -> ended.remove(attempt), 1, MINUTES);
+      }).thenApply(isHeld -> isHeld && !isLost);
       this.isLost = isLost;
-      if (isLost) start(() -> lost.complete(null)); // jobs that it stops may fill any common pool
       return released;
     }
 

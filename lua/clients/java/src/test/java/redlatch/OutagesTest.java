@@ -159,12 +159,17 @@ class OutagesTest {
     assertEquals(0, server.number("EXISTS", "lock:x"));
   }
 
+  /** The output of a program in a process of its own, which has a limit of the shell. */
+  private String run(String limit, Class<?> program) throws Exception {
+    return new String(new ProcessBuilder("sh", "-c", limit + "; exec \"$0\" \"$@\"", "java",
+        "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx64m", "-Xss256m", "-cp",
+        System.getProperty("java.class.path"), program.getName(), "" + server.uri())
+        .redirectErrorStream(true).start().getInputStream().readAllBytes());
+  }
+
   @Test
   void program_without_free_file_descriptors_keeps_its_lease() throws Exception {
-    Process process = new ProcessBuilder("sh", "-c", "ulimit -n 256; exec \"$0\" \"$@\"", "java",
-        "-XX:TieredStopAtLevel=1", "-cp", System.getProperty("java.class.path"),
-        OutOfFiles.class.getName(), "" + server.uri()).redirectErrorStream(true).start();
-    String output = new String(process.getInputStream().readAllBytes());
+    String output = run("ulimit -n 256", OutOfFiles.class);
     assertTrue(output.contains("valid: true, then true, then true"), output);
   }
 
@@ -187,6 +192,42 @@ class OutagesTest {
       }
       System.out.println("valid: " + before + ", then " + without + ", then " + lease.isValid());
       System.exit(0);
+    }
+  }
+
+  @Test
+  void loss_is_signalled_where_no_thread_can_be_started() throws Exception {
+    String output = run("ulimit -v 10000000; export MALLOC_ARENA_MAX=1", OutOfThreads.class);
+    assertTrue(output.contains("held: false, lost: true, a thread: false"), output);
+  }
+
+  static final class OutOfThreads {
+    public static void main(String[] args) throws Exception {
+      RedisClient client = RedisClient.create(args[0]);
+      var redis = client.connect().sync();
+      Redlatch.Lease lease = new Redlatch(Server.LUA, "lock:", client).mutex("x").acquire(TTL, LIMIT);
+      Semaphore end = new Semaphore(0);
+      isStarted(120 << 20, end);
+      for (int stack : List.of(0, 120 << 20)) { // 0: 256 MB, as one of the client
+        while (isStarted(stack, new Semaphore(0))) {} // until less than 120 MB are left
+      }
+      end.release(); // for other uses
+      redis.del("lock:x");
+      boolean isHeld = lease.renew();
+      System.out.println("held: " + isHeld + ", lost: " + lease.lost.isDone() + ", a thread: "
+          + isStarted(0, end));
+      System.exit(0);
+    }
+
+    private static boolean isStarted(long stack, Semaphore end) {
+      Thread thread = new Thread(null, end::acquireUninterruptibly, "", stack);
+      thread.setDaemon(true);
+      try {
+        thread.start();
+        return true;
+      } catch (OutOfMemoryError e) {
+        return false;
+      }
     }
   }
 
