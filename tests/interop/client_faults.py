@@ -246,7 +246,7 @@ FAULTS = [
     # A waiter in Python or Java polls while it is not subscribed, and once more after that.
     ("no poll after a new subscription", "subscription: a new one", {
         "node": ("for (const { poll } of this.attempts.values()) poll();", ""),
-        "go": ("\t\t\t\t\twake.(context.CancelFunc)()\n\t\t\t\t}\n\t\t\t\tcontinue", "\t\t\t\t\t_ = wake\n\t\t\t\t}\n\t\t\t\tcontinue"),
+        "go": ("wake.(context.CancelFunc)()\n\t\t\t\t}\n\t\t\tcase", "_ = wake\n\t\t\t\t}\n\t\t\tcase"),
     }),
     ("the channel is named without a subscription", "subscription: none", {
         "python": ('locks._channel if locks._is_subscribed.is_set() else ""', "locks._channel"),
@@ -279,7 +279,7 @@ FAULTS = [
         "java": ('if (!queuedAt.equals("")) ended.put(attempt, this);', ""),
     }),
     ("each message wakes every waiter", "message: malformed", {
-        "go": ("\t\t\tif message == nil {", "\t\t\tif true {"),
+        "go": ("\t\t\tcase *redis.Message:\n", "\t\t\tcase *redis.Message:\n\t\t\t\tfor _, wake := range c.waiters.Range {\n\t\t\t\t\twake.(context.CancelFunc)()\n\t\t\t\t}\n"),
     }),
     ("the claim is longer than the TTL", "claim: not longer", {
         "python": ("int(min(self.ttl, CLAIM) * 1000)", "int(CLAIM * 1000)"),

@@ -123,8 +123,8 @@ func New(ctx context.Context, db redis.UniversalClient, scripts fs.FS, prefix st
 		c.scripts[name] = redis.NewScript(string(text))
 		err = errors.Join(err, fileErr)
 	}
-	_, ok := db.(*redis.ClusterClient) // there, PUBLISH counts the subscribers of one node only
-	c.channel = fmt.Sprintf("%swake:%x%s", regexp.MustCompile(`\s`).ReplaceAllString(prefix, "_"), rand.Text()[:16], map[bool]string{true: "~"}[ok])
+	_, isPlain := db.(*redis.Client) // else PUBLISH may count the subscribers of one node only
+	c.channel = fmt.Sprintf("%swake:%x%s", regexp.MustCompile(`\s`).ReplaceAllString(prefix, "_"), rand.Text()[:16], map[bool]string{false: "~"}[isPlain])
 	// Beside ctx: by default, go-redis waits for a reply for 3 s, and then repeats the request.
 	now, timeErr := within(ctx, func() *redis.TimeCmd { return db.Time(ctx) })
 	if timeErr != nil {
@@ -165,26 +165,22 @@ func (c *Client) listen(ctx context.Context, confirm func()) {
 				break
 			}
 			patience = idle
-			message, _ := event.(*redis.Message)
-			if _, isNew := event.(*redis.Subscription); isNew { // messages may have been lost
+			switch event := event.(type) {
+			case *redis.Subscription: // messages may have been lost
 				c.isSubscribed.Store(true)
 				confirm()
-			} else if message == nil { // a PONG
-				continue
-			}
-			if message == nil {
 				for _, wake := range c.waiters.Range {
 					wake.(context.CancelFunc)()
 				}
-				continue
-			}
-			// Looked up, not searched for: a busy client has thousands of attempts that have ended.
-			attempts, _, _ := strings.Cut(message.Payload, " ")
-			for attempt := range strings.SplitSeq(attempts, ",") {
-				if lease, ok := c.ended.Load(attempt); ok {
-					go lease.(*Lease).releaseAgain(ctx)
-				} else if wake, ok := c.waiters.Load(attempt); ok {
-					wake.(context.CancelFunc)()
+			case *redis.Message:
+				// Looked up, not searched for: a busy client has thousands of ended attempts.
+				attempts, _, _ := strings.Cut(event.Payload, " ")
+				for attempt := range strings.SplitSeq(attempts, ",") {
+					if lease, ok := c.ended.Load(attempt); ok {
+						go lease.(*Lease).releaseAgain(ctx)
+					} else if wake, ok := c.waiters.Load(attempt); ok {
+						wake.(context.CancelFunc)()
+					}
 				}
 			}
 		}
@@ -398,12 +394,12 @@ func within[T any](ctx context.Context, request func() T) (reply T, err error) {
 // It must not wait: a renewal would outlast its lease while go-redis asks each silent node of a
 // cluster for the slots, as ForEachMaster does. ReloadState only starts that.
 func (l *Lease) testIdle() {
-	db, _ := l.c.db.(*redis.Client)
-	if cluster, ok := l.c.db.(*redis.ClusterClient); ok {
+	db, err := l.c.db, error(nil)
+	if cluster, ok := db.(*redis.ClusterClient); ok {
 		cluster.ReloadState(l.ctx)
-		db, _ = cluster.MasterForKey(l.ctx, l.keys[0]) // as known since New: no request
+		db, err = cluster.MasterForKey(l.ctx, l.keys[0]) // as known since New: no request
 	}
-	if db != nil {
+	if err == nil {
 		for range db.PoolStats().IdleConns {
 			go db.Ping(context.Background())
 		}

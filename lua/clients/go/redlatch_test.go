@@ -243,6 +243,25 @@ func handOver(t *testing.T, db redis.UniversalClient, n int, clients ...*Client)
 	all.wantsNoPolls(t)
 }
 
+// A plain store would undo the answer of another goroutine, which has come between the two steps.
+func TestMinTokenNeverFallsBesideAnotherAnswer(t *testing.T) {
+	c := &Client{}
+	var answers sync.WaitGroup
+	for range 4 {
+		answers.Go(func() {
+			for i := range int64(300_000) {
+				before := c.offset.Load()
+				c.observe(micros() + 10*i)
+				if now := c.offset.Load(); now < before {
+					t.Errorf("%d after %d", now, before)
+					return
+				}
+			}
+		})
+	}
+	answers.Wait()
+}
+
 // pause lets scripts wait until the function that it returns is called, or the test ends.
 func pause(t *testing.T, db *redis.Client) (resume func()) {
 	must(db.Do(ctx, "CLIENT", "PAUSE", 20_000, "WRITE").Result())
@@ -1061,6 +1080,9 @@ func TestKilledWaiterDelaysOthersForOneClaimAtMost(t *testing.T) {
 	wants(t, lease.Release(), nil)
 }
 
+// wrapped is a client as an application may wrap it: its type says nothing of a cluster.
+type wrapped struct{ redis.UniversalClient }
+
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	var addrs []string
@@ -1095,12 +1117,17 @@ func TestCluster(t *testing.T) {
 		}
 		return db.Ping(ctx).Err() == nil
 	})
-	a, b := open(t, db), open(t, db)
+	a, b := open(t, db), open(t, wrapped{db})
+	for _, c := range []*Client{a, b} {
+		if !strings.HasSuffix(c.channel, "~") {
+			t.Errorf("the channel %s is that of a single server", c.channel)
+		}
+	}
 	var all grants
 	for i := range 12 {
 		lock := Lock{Kind: Mutex, Name: fmt.Sprint("name", i), TTL: 20 * time.Second}
 		lease := must(a.Acquire(ctx, lock))
-		granted := acquireLater(t, db, b, lock)
+		granted := acquireLater(t, db, []*Client{a, b}[i%2], lock)
 		began := time.Now()
 		wants(t, lease.Release(), nil)
 		wants(t, (<-granted).Release(), nil)
