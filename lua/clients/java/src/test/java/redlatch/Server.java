@@ -145,6 +145,11 @@ final class Server implements AutoCloseable {
     }
   }
 
+  /** STOP: it hangs until CONT, and its connections stay. */
+  void signal(String name) throws Exception {
+    new ProcessBuilder("kill", "-" + name, "" + process.pid()).start().waitFor();
+  }
+
   long number(Object... words) {
     return Long.parseLong(String.valueOf(send(words)));
   }

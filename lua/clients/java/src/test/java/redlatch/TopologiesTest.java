@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 
 /** A cluster of three masters; a master with a replica and a Sentinel. */
@@ -29,25 +30,61 @@ class TopologiesTest {
     return lease;
   }
 
+  /** Three masters, and nodes without a slot. */
+  private static void join(List<Server> nodes, int count) throws Exception {
+    for (int i = 0; i < count; i++) {
+      nodes.add(new Server("save \"\"\ncluster-enabled yes"));
+      assumeTrue(nodes.get(i).process.isAlive(), "the server has no cluster mode");
+      List<Object> slots = new ArrayList<>(List.of("CLUSTER", "ADDSLOTS"));
+      for (int slot = i; i < 3 && slot < 16384; slot += 3) {
+        slots.add(slot);
+      }
+      if (i < 3) assertEquals("OK", nodes.get(i).send(slots.toArray()));
+    }
+    for (Server node : nodes) {
+      node.send("CLUSTER", "SET-CONFIG-EPOCH", nodes.indexOf(node) + 1);
+      nodes.get(0).send("CLUSTER", "MEET", "127.0.0.1", node.port);
+    }
+    for (String text : List.of("cluster_state:ok", "cluster_known_nodes:" + count)) {
+      Server.await(text, () -> nodes.stream().allMatch(node ->
+          String.valueOf(node.send("CLUSTER", "INFO")).contains(text)));
+    }
+  }
+
+  /** It closes no connection, so Lettuce by itself would not ask which master has its slots now. */
+  @Test
+  void master_of_a_cluster_that_hangs_is_left() throws Exception {
+    List<Server> nodes = new ArrayList<>();
+    try {
+      join(nodes, 4);
+      Server replica = nodes.get(3);
+      replica.send("CLUSTER", "REPLICATE", nodes.get(0).send("CLUSTER", "MYID"));
+      Server.await("the replica is synchronized", () -> String.valueOf(
+          replica.send("INFO", "replication")).contains("master_link_status:up"));
+      String name = IntStream.range(0, 100).mapToObj(i -> "x" + i).filter(each ->
+          nodes.get(0).send("EXISTS", "lock:" + each) instanceof Long).findFirst().get();
+      RedisURI uri = nodes.get(1).uri();
+      uri.setTimeout(Duration.ofSeconds(2));
+      Redlatch a = Server.openCluster(uri);
+      Duration ttl = Duration.ofSeconds(8); // a request may take 2 s
+      assertTrue(a.mutex(name).acquire(ttl, LIMIT).release());
+      nodes.get(0).signal("STOP");
+      replica.send("CLUSTER", "FAILOVER", "TAKEOVER");
+      Server.await("the replica is the master", () ->
+          String.valueOf(replica.send("ROLE")).contains("master"));
+      assertTrue(a.mutex(name).acquire(ttl, LIMIT).release());
+    } finally {
+      for (Server node : nodes) {
+        node.close();
+      }
+    }
+  }
+
   @Test
   void cluster_locks_in_every_slot_and_is_notified_by_every_node() throws Exception {
     List<Server> nodes = new ArrayList<>();
     try {
-      for (int i = 0; i < 3; i++) {
-        nodes.add(new Server("save \"\"\ncluster-enabled yes"));
-        assumeTrue(nodes.get(i).process.isAlive(), "the server has no cluster mode");
-        List<Object> slots = new ArrayList<>(List.of("CLUSTER", "ADDSLOTS"));
-        for (int slot = i; slot < 16384; slot += 3) {
-          slots.add(slot);
-        }
-        assertEquals("OK", nodes.get(i).send(slots.toArray()));
-      }
-      for (Server node : nodes) {
-        node.send("CLUSTER", "SET-CONFIG-EPOCH", nodes.indexOf(node) + 1);
-        nodes.get(0).send("CLUSTER", "MEET", "127.0.0.1", node.port);
-      }
-      Server.await("the cluster is up", () -> nodes.stream().allMatch(node ->
-          String.valueOf(node.send("CLUSTER", "INFO")).contains("cluster_state:ok")));
+      join(nodes, 3);
       Redlatch a = Server.openCluster(nodes.get(0).uri());
       Redlatch b = Server.openCluster(nodes.get(1).uri());
       List<Long> pauses = new ArrayList<>();
