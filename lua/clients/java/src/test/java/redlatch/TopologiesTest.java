@@ -120,7 +120,7 @@ class TopologiesTest {
       Server.await("the replica is synchronized", () -> String.valueOf(
           replica.send("INFO", "replication")).contains("master_link_status:up"));
       try (Server sentinel = new Server("sentinel monitor main 127.0.0.1 " + master.port
-          + " 1\nsentinel down-after-milliseconds main 1000", "--sentinel")) {
+          + " 1\nsentinel down-after-milliseconds main 60000", "--sentinel")) {
         assumeTrue(sentinel.process.isAlive(), "the server has no Sentinel mode");
         Server.await("Sentinel knows the replica", () ->
             sentinel.send("SENTINEL", "REPLICAS", "main") instanceof List<?> list && list.size() == 1);
@@ -133,6 +133,8 @@ class TopologiesTest {
         Redlatch.Lease lease = a.mutex("x").acquire(TTL, LIMIT);
         var waiter = acquireLater(b.mutex("x"));
         Server.await("replicated", () -> replica.waiters("x") == 1);
+        // Only now: a machine that stalls must not make it promote the replica of a living master.
+        sentinel.send("SENTINEL", "SET", "main", "down-after-milliseconds", 1000);
         master.process.destroyForcibly();
         Server.await("the replica is the master", () ->
             String.valueOf(replica.send("ROLE")).contains("master"));
