@@ -64,7 +64,7 @@ class TopologiesTest {
       String name = IntStream.range(0, 100).mapToObj(i -> "x" + i).filter(each ->
           nodes.get(0).send("EXISTS", "lock:" + each) instanceof Long).findFirst().get();
       RedisURI uri = nodes.get(1).uri();
-      uri.setTimeout(Duration.ofSeconds(2));
+      uri.setTimeout(Duration.ofSeconds(5)); // of questions to the nodes that hang, too
       Redlatch a = Server.openCluster(uri);
       Duration ttl = Duration.ofSeconds(8); // a request may take 2 s
       assertTrue(a.mutex(name).acquire(ttl, LIMIT).release());
