@@ -243,10 +243,9 @@ FAULTS = [
         "go": ("if errors.Is(err, os.ErrDeadlineExceeded) && patience == idle {", "if errors.Is(err, os.ErrDeadlineExceeded) {"),
         "java": ("news.async().ping().get(1, SECONDS);", "news.async().ping();"),
     }),
-    # A waiter in Python or Java polls while it is not subscribed, and once more after that.
+    # A waiter in Python, Go or Java polls while it is not subscribed, and once more after that.
     ("no poll after a new subscription", "subscription: a new one", {
         "node": ("for (const { poll } of this.attempts.values()) poll();", ""),
-        "go": ("wake.(context.CancelFunc)()\n\t\t\t\t}\n\t\t\tcase", "_ = wake\n\t\t\t\t}\n\t\t\tcase"),
     }),
     ("the channel is named without a subscription", "subscription: none", {
         "python": ('locks._channel if locks._is_subscribed.is_set() else ""', "locks._channel"),
