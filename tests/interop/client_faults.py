@@ -78,7 +78,7 @@ FAULTS = [
     }),
     ("no remember", "release: no answer", {
         "python": ('clock() + max(self.ttl, CLAIM), "", 1', 'clock() + max(self.ttl, CLAIM), "", ""'),
-        "node": ("const full = [1, ...queue];", 'const full = ["", ...queue];'),
+        "node": ("callRelease(1, ...queue)", 'callRelease("", ...queue)'),
         "go": ("l.c.minToken(), 1, l.claim", 'l.c.minToken(), "", l.claim'),
         "java": ("          1, claimMs, wakeUps).thenApply", '          "", claimMs, wakeUps).thenApply'),
     }),
@@ -176,7 +176,7 @@ FAULTS = [
         "java": ("if (answer.get(0).equals(-5L))", "if ((Long) answer.get(0) < 0)"),
     }),
     ("a lost lease is not given up", "loss: a renewal", {
-        "python": ("            self.lost.set()\n            self._give_up()\n", "            self.lost.set()\n            self._is_over.set()\n"),
+        "python": ("        self.lost.set()\n        self._give_up()\n", "        self.lost.set()\n"),
         "node": ("      client.background(end());\n", "      isOver = true;\n      clearTimeout(timer);\n"),
         "go": ("if l.giveUp(ErrLost); isCounted {", "if isCounted {"),
         "java": ("released = giveUp(Moment.now())", "released = (isLost ? completedFuture(true) : giveUp(Moment.now()))"),
@@ -197,7 +197,7 @@ FAULTS = [
     }),
     ("a release without claim and channel", "limit: the waiter", {
         "python": ("remember, *self._queue]", "remember]"),
-        "node": ("const full = [1, ...queue];", "const full = [1];"),
+        "node": ("callRelease(1, ...queue)", "callRelease(1)"),
         "go": ("l.c.minToken(), 1, l.claim, l.channel)", "l.c.minToken(), 1)"),
         "java": ("          1, claimMs, wakeUps).thenApply", "          1, null, null).thenApply"),
     }),
@@ -215,7 +215,7 @@ FAULTS = [
     }),
     ("a release is sent for ever", "release: it stops", {
         "python": ("                if clock() > until:\n", "                if False:\n"),
-        "node": ("performance.now() < until; mark = full", "true; mark = full"),
+        "node": ("    while (performance.now() < until) {", "    while (true) {"),
         "go": ("if err == nil || ctx.Err() != nil || isFinal(err) {", "if ctx = context.Background(); err == nil || isFinal(err) {"),
         "java": ("isFinal(e) || start.ageMs() > ttlMs", "isFinal(e)"),
     }),

@@ -202,24 +202,22 @@ function obtain(client, kind, keys, options, start = performance.now()) {
 
   async function giveBack() {
     const late = sleep(REQUEST_TIMEOUT, undefined, { ref: false });
-    const isPlain = !isUncertain && !client.isCluster; // in a cluster, ioredis repeats requests
-    const answer = await Promise.race([client.background(end(isPlain)), late]);
+    const answer = await Promise.race([client.background(end()), late]);
     if (answer === undefined) throw fail("unavailable", "its release continues without an answer");
     return answer > 0;
   }
 
-  /** Ends the attempt, and releases until answered. `isPlain`: no late request can be granted. */
-  async function end(isPlain) {
+  /** Ends the attempt, and releases until answered. */
+  async function end() {
     isOver = true;
     clearTimeout(timer);
     clearTimeout(alarm);
     setTimeout(() => client.attempts.delete(id), queuedAt ? 60_000 : 0).unref(); // see `notify`
     const mayHold = lease.token !== undefined || queuedAt || isUncertain;
     const until = performance.now() + (mayHold ? Math.max(ttl, claim) : 0); // nothing is left then
-    const full = [1, ...queue]; // refuses late requests, and leaves the queue
-    for (let mark = isPlain ? [] : full; performance.now() < until; mark = full) {
-      const answer = await callRelease(...mark).catch(client.onError);
-      if (answer === 0 && isPlain && mark === full) return 1; // the first one has released it
+    while (performance.now() < until) {
+      // With a mark, it refuses late requests, and is answered in the same way twice.
+      const answer = await callRelease(1, ...queue).catch(client.onError);
       if (answer !== undefined || client.isClosed) return answer;
       await sleep(POLL);
     }

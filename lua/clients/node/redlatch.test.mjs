@@ -494,6 +494,21 @@ test("release_whose_answer_is_lost_answers_true", async () => {
   assert.equal(await within(5000, released), true);
 });
 
+test("release_that_is_refused_at_first_reports_a_loss", async () => {
+  const { port } = await startServer();
+  const admin = open(port);
+  let noteRefusal;
+  const refused = new Promise((resolve) => (noteRefusal = resolve));
+  const other = openClient(open(port), { onError: noteRefusal });
+  const lease = await other.acquire("mutex", "refused-release");
+  await admin.acl("SETUSER", "default", "-evalsha");
+  const released = lease.release();
+  assert.match((await refused).message, /NOPERM/);
+  await admin.del("lock:refused-release"); // as if it had been revoked
+  await admin.acl("SETUSER", "default", "+evalsha");
+  assert.equal(await within(5000, released), false);
+});
+
 test("outage_adds_no_listeners", async () => {
   const { port, stop } = await startServer();
   let failures = 0;

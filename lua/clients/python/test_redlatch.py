@@ -441,6 +441,21 @@ def test_lease_that_was_seen_to_expire_is_not_valid_again(server, locks, monkeyp
     assert wait_for(lambda: not server.client.exists("lock:late"))
 
 
+def test_lost_is_signalled_once_the_lease_is_over(server, locks, monkeypatch):
+    def lost_by(lease, end):
+        seen = []
+        monkeypatch.setattr(lease.lost, "set", lambda: seen.append(lease.is_valid))
+        end()
+        return seen
+
+    lease = locks.mutex("order", ttl=600, timeout=9)
+    server.client.delete("lock:order")
+    assert lost_by(lease, lease.renew) == [False]
+    lease = locks.mutex("order", ttl=600, timeout=9)
+    lease._valid_until = 0.0  # before its renewal looks
+    assert lost_by(lease, lease.release) == [False], "a release that comes too late says so"
+
+
 def test_released_lease_is_not_renewed_and_a_second_release_returns_false(server, locks):
     lease = locks.mutex("l", ttl=30, timeout=0)
     assert lease.release() and not lease.release() and not lease.is_valid

@@ -392,7 +392,7 @@ class BaseLease:
         if self.is_valid:
             return await self._within(limit, self._give_up(), "release") > 0
         if not self._is_over.is_set():  # in the background: the server may be away
-            self._give_up()
+            self._lose()
         return False
 
     async def _exit(self, error) -> None:
@@ -509,9 +509,13 @@ class BaseLease:
             self.locks._observe(0, answer)
             self._move(sent)
         if not (is_held and self.is_valid) and not self._is_over.is_set():
-            self.lost.set()
-            self._give_up()
+            self._lose()
         return self.is_valid
+
+    def _lose(self) -> None:
+        self._is_over.set()  # before those that `lost` wakes ask whether it is valid
+        self.lost.set()
+        self._give_up()
 
     def _give_up(self) -> Any:
         """Releases in the background: until answered, or until nothing can be left to release."""
