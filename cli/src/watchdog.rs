@@ -322,7 +322,8 @@ fn watch(grace: u64) -> io::Result<bool> {
             // A scan of thousands of processes takes a while, and may take no core for itself.
             most = (scan.elapsed() * 20).clamp(Duration::from_millis(20), Duration::from_millis(500));
         }
-        let next = kill_at.or(term_at).map_or(u64::MAX, |at| at.saturating_sub(now));
+        // Not from before the scan, which takes a while on a busy machine: KILL came so much late.
+        let next = kill_at.or(term_at).map_or(u64::MAX, |at| at.saturating_sub(machine_nanos()));
         // A timer stands still while the machine sleeps, so no wait is long.
         let wait = Duration::from_nanos(next).clamp(Duration::from_millis(1), most);
         if is_closed {
