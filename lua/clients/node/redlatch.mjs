@@ -314,6 +314,9 @@ export class Redlatch {
       if (isFinal(error)) this.#refuse(error); // a wrong password
       this.#onBroken(error);
     });
+    // With a detector, it ends for ever if the master is replaced while it connects.
+    const revive = () => this.isClosed || this.#redis.connect().catch(() => {}); // "error" has it
+    if (failsOver) this.#redis.on("end", () => setTimeout(revive, 50));
     // What only tries must not wait for a server that refuses connections.
     this.tried = Promise.race([this.ready, new Promise((on) => this.#redis.once("error", on))]);
     this.#redis.on("close", () => this.#subscriber?.disconnect()); // it follows to the new master

@@ -1197,7 +1197,8 @@ test("cluster_grants_and_notifies_across_nodes", async (t) => {
   await (await within(5000, waiting)).release();
 });
 
-test("sentinel_leads_to_the_new_master", async () => {
+/** A master, its replica, a sentinel, and a connection that asks the sentinel. */
+async function startSentinel() {
   const master = await startServer();
   const replica = await startServer("--replicaof", "127.0.0.1", master.port);
   const probe = open(replica.port);
@@ -1205,7 +1206,7 @@ test("sentinel_leads_to_the_new_master", async () => {
     async () => (await probe.info("replication")).includes("master_link_status:up"),
     15_000,
   );
-  const config = join(folder, "sentinel.conf");
+  const config = join(folder, `sentinel-${master.port}.conf`);
   const lines = [
     `sentinel monitor main 127.0.0.1 ${master.port} 1`,
     "sentinel down-after-milliseconds main 500",
@@ -1222,6 +1223,11 @@ test("sentinel_leads_to_the_new_master", async () => {
   });
   connection.on("error", () => {});
   undoLater(() => connection.disconnect());
+  return { master, probe, watcher, connection };
+}
+
+test("sentinel_leads_to_the_new_master", async () => {
+  const { master, probe, connection } = await startSentinel();
   const [near, far] = [openClient(connection), openClient(connection)];
   const before = await near.acquire("mutex", "ha", { ttl: 3000 });
   await master.stop();
@@ -1233,6 +1239,23 @@ test("sentinel_leads_to_the_new_master", async () => {
   await isQueued("other", probe);
   assert.equal(await lease.release(), true);
   await (await within(5000, waiting)).release();
+});
+
+test("replaced_master_that_still_answers_is_left", async () => {
+  const { master, probe, watcher, connection } = await startSentinel();
+  const near = openClient(connection);
+  await (await near.acquire("mutex", "before")).release();
+  // The sentinel cannot say to the old master that it was replaced.
+  await open(master.port).acl("SETUSER", "default", "-slaveof", "-replicaof");
+  const failOver = () => watcher.call("SENTINEL", "FAILOVER", "main").catch(() => "");
+  await until(async () => (await failOver()) === "OK", 30_000); // once it knows the replica well
+  await until(async () => (await probe.role())[0] === "master", 60_000);
+  await until(async () => {
+    const lease = await near.acquire("mutex", "after");
+    const isThere = await probe.exists("lock:after"); // at the former replica
+    await lease.release();
+    return isThere === 1;
+  }, 60_000);
 });
 
 /** Runs the vectors of a file through the client's own `send`. */
