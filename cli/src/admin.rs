@@ -99,7 +99,7 @@ async fn revoke(locks: &Locks, name: &str) -> Result<bool, Failure> {
         other => return Ok(other?),
     }
     let lock = locks.rwlock(name)?;
-    // The writer may read as well. Its holds to read go first, which admits nobody: readers that
+    // The writer may read as well. Its holds to read go first, which lets none in: readers that
     // follow a writer would be revoked at once, and run on beside the next one.
     let is_written = lock.inspect().await?.writer.is_some();
     let read = lock.force_release_read().await?;
